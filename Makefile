@@ -87,7 +87,7 @@ $(BIN)/python:
 
 # Stamps: nothing is installed again until what is to be installed changes.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e .
+	$(PIP) -e '.[all]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python

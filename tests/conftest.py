@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from tests.support import forked
 
 from elastune.cli import main
 from elastune.core.run import Program, RunSpec
@@ -28,7 +31,7 @@ FUZZ = int(os.environ.get("FUZZ", "0"))
 # examples are made and run says how busy the machine is.
 settings.register_profile(
     "busy machine",
-    max_examples=100 * max(1, FUZZ // 10),
+    max_examples=100 * max(1, FUZZ // 10) if FUZZ else 50,
     derandomize=not FUZZ,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
@@ -69,13 +72,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: at[str(item.path.relative_to(HERE))])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _forks() -> Iterator[None]:
+    """What the package starts from the tests' own process is forked from it; ``processes`` are for tests of starts."""
+    with forked.started_by(forked.IN_PLACE):
+        yield
+
+
+@pytest.fixture
+def processes() -> Iterator[None]:
+    """What the package starts are new Python processes, as those of users."""
+    with forked.started_by(subprocess):
+        yield
+
+
+def pytest_collection_finish() -> None:
+    """Whatever looks for garbage during the tests need not look at all that they import."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Four local workers, forked from one warm server, which has read the digits, for the whole test run.
 
     It has imported all that it is going to: else the first test that counts seconds would count those, too.
     """
-    with LocalCluster(capacity=4, preload=(*WARM, "tests.programs.preloaded")) as place:
+    with forked.started_by(subprocess):  # what this server has imported is what those of users have
+        place = LocalCluster(capacity=4, preload=(*WARM, "tests.programs.preloaded"))
+    with place:
         run_job(RunSpec(Program(TINY), tmp_path_factory.mktemp("warm") / "out"), cluster=place)
         yield place
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,12 @@ FORBIDDEN_CALLS = {
 MACHINE_PATHS = re.compile(r"(?<![\w.$~{}-])/(?:root|home|work|Users|mnt|opt)/\w")
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    """The tree of a file's text: most tests here walk those of all files."""
+    return ast.parse(text)
+
+
 def sources(package: Path = PACKAGE) -> list[Path]:
     return sorted(package.rglob("*.py"))
 
@@ -85,7 +92,7 @@ def broken_imports(file: Path, text: str, package: Path = PACKAGE) -> list[str]:
     room = room_of(file, package)
     inside = ("elastune", *file.relative_to(package).parts[:-1])
     found = []
-    for module in imports(ast.parse(text), inside):
+    for module in imports(parsed(text), inside):
         head, _, rest = module.partition(".")
         if head != "elastune":
             continue
@@ -108,7 +115,7 @@ def graph_of_imports(package: Path = PACKAGE) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, file in files.items():
         inside = (package.name, *file.relative_to(package).parts[:-1])
-        wanted = {part for module in imports(ast.parse(file.read_text()), inside) for part in prefixes(module)}
+        wanted = {part for module in imports(parsed(file.read_text()), inside) for part in prefixes(module)}
         found[name] = (wanted & files.keys()) - {name}
     return found
 
@@ -146,7 +153,7 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 def broken_calls(text: str) -> list[str]:
     """Calls that could run what they read, each in words."""
     found = []
-    for name, call in calls(ast.parse(text)):
+    for name, call in calls(parsed(text)):
         if name in FORBIDDEN_CALLS or name.endswith((".pickle.load", ".pickle.loads")):
             found.append(f"line {call.lineno}: {name}")
         keywords = {word.arg: ast.unparse(word.value) for word in call.keywords}
@@ -203,7 +210,7 @@ def test_core_is_pure() -> None:
     """The files of core itself, not those of its journal and its planner."""
     broken = []
     for file in sorted((PACKAGE / "core").glob("*.py")):
-        tree = ast.parse(file.read_text())
+        tree = parsed(file.read_text())
         heads = {module.partition(".")[0] for module in imports(tree, ("elastune", "core"))} - {"elastune"}
         names = {name for name, _ in calls(tree)}
         reading = (".read_text", ".write_text", ".read_bytes", ".sleep")
@@ -230,7 +237,7 @@ def test_no_file_names_this_machine() -> None:
 def test_no_two_public_classes_have_the_same_name() -> None:
     places: dict[str, list[str]] = {}
     for file in sources():
-        for node in ast.parse(file.read_text()).body:
+        for node in parsed(file.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(file.relative_to(PACKAGE)))
     shared = {name: files for name, files in places.items() if len(files) > 1}
@@ -320,7 +327,7 @@ READS_THEM = {
 
 def test_only_clocks_that_go_forward_decide() -> None:
     told = {
-        str(file.relative_to(PACKAGE)): {name for name, _ in calls(ast.parse(file.read_text()))} & WALL_CLOCKS
+        str(file.relative_to(PACKAGE)): {name for name, _ in calls(parsed(file.read_text()))} & WALL_CLOCKS
         for file in sources()
     }
     assert {file for file, found in told.items() if found and not file.startswith("testing/")} == set(READS_THEM)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.result_file import write_result
-from tests.support.elastic_runs import Runs
+from tests.support.elastic_runs import SLOTS, Runs
 
 from elastune.core.journal.records import Record, Regrouped, Restarted, RunFinished, StateLost
 from elastune.core.mesh import Mesh
@@ -92,7 +92,7 @@ def disturbed(cluster: LocalCluster, folder: Path, mechanism: str, events: int, 
     alone = runs(1, execution={**execution, "mesh": Mesh()}, spec=spec, limit_s=LIMIT_S)
     execution["mesh"] = CASES[mechanism]
     until = folder / f"{mechanism}-until"
-    dice = Dice(seed, events, MeshChoice.of(ExecutionSettings(**execution)).meshes(1, WORKERS), until)
+    dice = Dice(seed, events, MeshChoice.of(ExecutionSettings(num_slots=SLOTS, **execution)).meshes(1, WORKERS), until)
     elastic = Elastic(low=1, high=WORKERS, most_losses=10 * events)
     paced: dict[str, Any] = {"pause_s": 0.1, "until": str(until)}
     ran = runs(WORKERS, execution=execution, elastic=elastic, spec=spec, act=dice.act, limit_s=LIMIT_S, **paced)

@@ -53,17 +53,17 @@ class Blocks(Dataset):
         return self.data[i : i + block_size], self.data[i + 1 : i + 1 + block_size]
 
 
-def get_batch(data):
+def get_batch(data, device):
     ix = torch.randint(len(data) - block_size, (batch_size,))
     x = torch.stack([data[i : i + block_size] for i in ix])
     y = torch.stack([data[i + 1 : i + 1 + block_size] for i in ix])
-    return x, y
+    return x.to(device), y.to(device)
 
 
 @torch.no_grad()
-def estimate_loss(model):
+def estimate_loss(model, device):
     model.eval()
-    losses = torch.tensor([model(*get_batch(val_data))[1].item() for _ in range(eval_iters)])
+    losses = torch.tensor([model(*get_batch(val_data, device))[1].item() for _ in range(eval_iters)])
     model.train()
     return losses.mean().item()
 
@@ -90,5 +90,5 @@ def train(session):
             optimizer.zero_grad(set_to_none=True)
             for group in optimizer.param_groups:
                 group["lr"] = get_lr(session.step + session.ends_step)
-        session.report(loss=estimate_loss(model))
+        session.report(loss=estimate_loss(model, session.device))
         session.save_best("loss", "min")

@@ -23,7 +23,7 @@ train_set, val_set = TensorDataset(images[:256], labels[:256]), TensorDataset(im
 def build():
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d((1, 3)),
+        nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.AvgPool2d((6, 2)),
         nn.Flatten(), nn.Dropout(0.1), nn.Linear(96, 4),
     )  # fmt: skip
 

@@ -116,5 +116,12 @@ def __getattr__(name: str) -> Any:
     if name == "datasets":
         return import_module("elastune.recipes.datasets")
     if name in _HOMES:
-        return getattr(import_module(f"elastune.{_HOMES[name]}"), name)
+        try:
+            return getattr(import_module(f"elastune.{_HOMES[name]}"), name)
+        except ModuleNotFoundError as error:
+            from elastune.core.extras import missing_extra
+
+            if (line := missing_extra(error)) is None:
+                raise
+            raise ModuleNotFoundError(line, name=error.name) from None
     raise AttributeError(f"module 'elastune' has no attribute {name!r}")

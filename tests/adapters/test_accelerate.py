@@ -73,7 +73,7 @@ def test_it_trains_as_accelerate_does(cluster: LocalCluster, tmp_path: Path, mon
 
 def test_a_script_is_run_and_tuned_by_the_command_line(command_here: Any, tmp_path: Path) -> None:
     program, out = PROGRAMS / "accelerated_tuned.py", tmp_path / "run"
-    settings = ["--set", "lr=0.02", "--set", "num_epochs=2"]
+    settings = ["--set", "lr=0.02", "--set", "num_epochs=2", "--slots", "4"]
     ran = command_here("run", program, "--workers", 2, *settings, "--out", out, "--json")
     assert ran.code == 0, ran.err
     assert ran.json["steps"] == 2 * 5

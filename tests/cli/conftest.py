@@ -97,7 +97,7 @@ def _finish(folder: Path, cluster: LocalCluster, forked_from: Callable[[LocalClu
 def finished_run(tmp_path_factory: pytest.TempPathFactory, cluster: LocalCluster, forked_from: Any) -> Path:
     """The folder of a finished run; said.json holds what the command printed."""
     folder = tmp_path_factory.mktemp("run")
-    return _finish(folder, cluster, forked_from, "run", "linear.py", "--set", "lr=0.2", "--seed", "4")
+    return _finish(folder, cluster, forked_from, "run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--slots", "4")
 
 
 @pytest.fixture(scope="session")

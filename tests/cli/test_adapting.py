@@ -31,7 +31,7 @@ def test_a_policy_of_the_program_is_picked_told_and_journaled(here: Path, elastu
     (here / "adaptive.py").write_text(text)
     said = elastune(
         *("run", "adaptive.py", "--policy", "Doubling:at=2", "--monitor", "noise_scale", "--set", "lr=0.01"),
-        *("--tensorboard", "--out", "out", "--json"),
+        *("--slots", "4", "--tensorboard", "--out", "out", "--json"),
     )
     assert said.code == 0, said.err
     adapt = said.json["adapt"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.cli.documented import documented, unlike
+from tests.support.forked import elastune as start
 
 from elastune.cli import main
 from elastune.cli.commands.run import _explain, run
@@ -115,7 +116,7 @@ def test_report_tells_what_a_run_has_cost(finished_run: Path, elastune: Command,
 
 
 def test_interrupted_and_resumed_on_two_workers_it_is_the_same_state(elastune: Command, finished_run: Path) -> None:
-    command = ("run", "linear.py", "--set", "lr=0.2", "--seed", "4")
+    command = ("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--slots", "4")
     part = elastune(*command, "--json", "--max-steps", "3", "--checkpoint-every", "1", "--price", "7")
     assert part.json["stopped"] == "max_steps"
     assert part.json["money"]["cost"] == pytest.approx(7 * part.json["money"]["worker_hours"])
@@ -134,7 +135,8 @@ def test_interrupted_and_resumed_on_two_workers_it_is_the_same_state(elastune: C
 def test_torchrun_gives_the_same_state(process: Command, finished_run: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     said = process(
-        *("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--json", "--out", "launched"), launcher=launcher
+        *("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--slots", "4", "--json", "--out", "launched"),
+        launcher=launcher,
     )
     assert said.code == 0, said.err
     assert said.json["workers"] == 2, "rank 0 alone prints"
@@ -145,7 +147,7 @@ def test_mpirun_gives_the_same_state(here: Path, finished_run: Path) -> None:
     mpirun = shutil.which("mpirun")
     assert mpirun is not None, "apt-get install openmpi-bin"
     root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
-    given = ("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--json", "--out", "launched")
+    given = ("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--slots", "4", "--json", "--out", "launched")
     command = [mpirun, *root, "--oversubscribe", "-n", "2", sys.executable, "-m", "elastune", *given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=here)
     assert done.returncode == 0, done.stderr
@@ -249,18 +251,19 @@ def test_frontier_prints_one_object(here: Path, elastune: Command) -> None:
 
 
 def test_ctrl_c_ends_a_run_and_says_how_to_go_on(here: Path) -> None:
-    command = [sys.executable, "-m", "elastune", "run", "linear.py", "--epochs", "1000000", "--out", "slow", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        journal = here / "slow" / "journal.jsonl"
-        deadline = time.monotonic() + 60
-        while not (journal.exists() and b'"reported"' in journal.read_bytes()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=60)
-    assert running.returncode == 130, err
-    assert json.loads(out)["stopped"] == "requested"
-    assert "--resume --out slow" in err
-    assert "Traceback" not in err
+    command = ("run", "linear.py", "--epochs", "1000000", "--out", "slow", "--json")
+    with (here / "out").open("wb") as out, (here / "err").open("wb") as err:
+        running = start(*command, out=out, err=err)
+    journal = here / "slow" / "journal.jsonl"
+    deadline = time.monotonic() + 60
+    while not (journal.exists() and b'"reported"' in journal.read_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    code, told = running.wait(60), (here / "err").read_text()
+    assert code == 130, told
+    assert json.loads((here / "out").read_text())["stopped"] == "requested"
+    assert "--resume --out slow" in told
+    assert "Traceback" not in told
 
 
 def test_a_second_ctrl_c_is_an_interruption(

@@ -57,7 +57,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, elastune: Command, nothing_starts: 
     [
         (
             ("run", "linear.py", "--workers", "2", "--mode", "fast"),
-            "2 workers (data=2, replicated, fast mode, 4 slots)",
+            "2 workers (data=2, replicated, fast mode, 2 slots)",
         ),
         (("tune", "linear.py", "--trials", "4", "--workers", "2"), "4 trials"),
         (("frontier", "linear.py", "--quality", "loss", "--workers", "1,2"), "1 (data=1), 2 (data=2); exact mode"),

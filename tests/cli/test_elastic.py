@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.forked import ForkedProcess
+from tests.support.forked import elastune as start
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Checkpointed, Regrouped, StepsCompleted, decode_entry, encode_entry
@@ -34,22 +34,21 @@ _NAP = "            import os, time; os.path.exists('go') or time.sleep(0.05)\n"
 
 
 @pytest.fixture
-def running(slow: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts ``elastune run slow.py`` and returns once it has written a checkpoint."""
-    started: list[subprocess.Popen[str]] = []
+def running(slow: Path) -> Iterator[Callable[..., ForkedProcess]]:
+    """Starts ``elastune run slow.py``, which writes to result and said, and returns once it has a checkpoint."""
+    started: list[ForkedProcess] = []
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "elastune", "run", "slow.py", "--out", "out", *arguments]
-        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
-        started.append(run)
-        until(lambda: run.poll() is not None or heard(Checkpointed))
-        assert run.poll() is None, run.communicate()
-        return run
+    def run(*arguments: str) -> ForkedProcess:
+        with (slow / "result").open("wb") as result, (slow / "said").open("wb") as said:
+            started.append(start("run", "slow.py", "--out", "out", *arguments, out=result, err=said))
+        until(lambda: started[-1].poll() is not None or heard(Checkpointed))
+        assert started[-1].poll() is None, (slow / "said").read_text()
+        return started[-1]
 
-    yield start
-    for run in started:
-        run.kill()
-        run.communicate()
+    yield run
+    for each in started:
+        each.kill()
+        each.wait()
 
 
 def heard(kind: type, journal: Path = Path("out/journal.jsonl")) -> list[Any]:
@@ -63,7 +62,7 @@ def until(there: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def test_a_running_job_is_resized_from_another_shell(running: Command, elastune: Command) -> None:
+def test_a_running_job_is_resized_from_another_shell(running: Command, elastune: Command, slow: Path) -> None:
     run = running("--workers", "1:2", "--slots", "4")
     first = 2 if "on 2 workers" in elastune("resize", "out", "1").out else 1
     said = elastune("resize", "out", "2", "--json")
@@ -72,8 +71,7 @@ def test_a_running_job_is_resized_from_another_shell(running: Command, elastune:
     until(lambda: any(len(record.members) == 2 for record in heard(Regrouped)) or first == 2)
     assert "from 1 to 2 are allowed" in elastune("resize", "out", "5").out
     run.send_signal(signal.SIGINT)
-    _, err = run.communicate(timeout=LIMIT_S)
-    assert run.returncode == 130, err
+    assert run.wait(LIMIT_S) == 130, (slow / "said").read_text()
     assert "the run must be running" in elastune("resize", "out", "1").line
 
 
@@ -89,11 +87,10 @@ def test_a_running_job_is_reshaped_from_another_shell(running: Command, elastune
     assert elastune("reshape", "out", "data=1").code == 0
     until(lambda: heard(Regrouped)[-1].mesh == "")
     (slow / "go").touch()
-    out, err = run.communicate(timeout=LIMIT_S)
-    assert run.returncode == 0, err
+    assert run.wait(LIMIT_S) == 0, (slow / "said").read_text()
     assert [(record.mesh, len(record.members)) for record in heard(Regrouped)] == [("shard=2", 2), ("", 1)]
     alone = elastune("run", "linear.py", *how, "--out", "alone", "--json")
-    assert json.loads(out)["sha256"] == alone.json["sha256"]
+    assert json.loads((slow / "result").read_text())["sha256"] == alone.json["sha256"]
     assert "the run must be running" in elastune("reshape", "out", "data=1").line
 
 
@@ -103,6 +100,18 @@ REFUSED = {
     "rows=2": "the axes of a mesh are",
     "data=0": "at least one worker along each axis",
 }
+
+
+def test_a_run_of_one_slot_says_how_to_get_more_workers(here: Path, elastune: Command) -> None:
+    asks = "optimizer.step()\n            if session.ends_step: session.resize(3)\n"
+    (here / "own.py").write_text((here / "linear.py").read_text().replace("optimizer.step()\n", asks))
+    run = elastune("run", "own.py", "--out", "out", "--json")
+    assert (run.code, run.json["num_slots"], run.json["workers"]) == (0, 1, 1), run.err
+    first = "1 slot, so 1 worker throughout; a run that begins with --workers 1:4 may get more"
+    assert run.err.count(first) == 1
+    assert run.err.count("asked for 3 workers; this run has 1 throughout: start it with --workers LOW:HIGH") == 1
+    refused = elastune("run", "own.py", "--out", "out", "--resume", "--workers", "2").line
+    assert "(got 1 slot, 2 workers): use --workers 1, or begin a run with --workers 1:2 or --slots 2" in refused
 
 
 def test_a_policy_reshapes_a_run(here: Path, slow: Path, elastune: Command) -> None:

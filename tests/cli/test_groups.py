@@ -65,7 +65,7 @@ def test_slots_suffice_for_all_workers() -> None:
     def slots(workers: int, slots: int | None, most: int | None = None) -> int:
         return groups.ExecutionOptions(slots=slots, device="cpu").execution(workers, most).num_slots
 
-    assert [slots(1, None), slots(8, None), slots(12, None), slots(2, 4), slots(2, None, 16)] == [4, 8, 12, 4, 16]
+    assert [slots(1, None), slots(8, None), slots(12, None), slots(2, 4), slots(2, None, 16)] == [1, 8, 12, 4, 16]
 
 
 @pytest.mark.parametrize("price", [0, -1, float("nan"), float("inf")])

@@ -49,7 +49,9 @@ def begun(out: Path, kind: type) -> list[Any]:
 def test_a_finished_run_trains_longer_with_the_bits_of_one_that_was_longer_from_the_start(
     elastune: Command, here: Path, finished_run: Path
 ) -> None:
-    whole = elastune("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--epochs", "4", "--json").json
+    whole = elastune(
+        "run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--slots", "4", "--epochs", "4", "--json"
+    ).json
     for number, more in enumerate((("--epochs", "4"), ("--set", "epochs=4"), ("--max-steps", "12", "--epochs", "4"))):
         out = here / f"longer{number}"
         shutil.copytree(finished_run, out)
@@ -88,7 +90,7 @@ def test_it_has_the_slots_that_it_was_begun_with_on_any_number_of_workers(elastu
     command = ("run", "linear.py", "--out", "out", "--json")
     wide = elastune(*command, "--slots", "6", "--max-steps", "4").json
     assert wide["num_slots"] == 6
-    assert elastune(*command, "--resume", "--workers", "2").json["num_slots"] == 6, "the default would be 4"
+    assert elastune(*command, "--resume", "--workers", "2").json["num_slots"] == 6, "the default would be 2"
 
 
 @pytest.mark.parametrize("kind", ["one_cycle", "cosine"])

@@ -24,7 +24,7 @@ def test_the_recurrent_network_reads_digits_alike_on_one_and_two_workers(
 
     def trained(workers: int) -> dict[str, Any]:
         out = tmp_path / str(workers)
-        said = command_here("run", "examples/rows.py", "--workers", workers, "--json", "--out", out)
+        said = command_here("run", "examples/rows.py", "--workers", workers, "--slots", 2, "--json", "--out", out)
         assert said.code == 0, said.err
         return dict(said.json)
 
@@ -37,7 +37,7 @@ def test_the_large_layers_of_a_cnn_are_split_over_workers_with_the_same_bits(
     tmp_path: Path, cluster: LocalCluster
 ) -> None:
     def trained(mesh: Mesh, trunk: str = "whole") -> RunFinished:
-        execution = ExecutionSettings(workers=mesh.workers, mechanism="tensor", mesh=mesh, copies=1)
+        execution = ExecutionSettings(workers=mesh.workers, mechanism="tensor", mesh=mesh, copies=1, num_slots=4)
         program, out = Program(ROOT / "examples" / "split_cnn.py"), tmp_path / f"{mesh}-{trunk}"
         config = {"trunk": trunk}
         return run_job(RunSpec(program, out, config=config, execution=execution, max_steps=6), cluster=cluster)

@@ -17,7 +17,7 @@ POLICY = "gns:max_batch=256,factor=1,settle=8,cooldown=8"
 def test_one_policy_decides_by_the_data_and_not_by_the_workers(tmp_path: Path, cluster: LocalCluster) -> None:
     def adapted(data_set: str, workers: int) -> tuple[str, list[tuple[int, dict[str, Any]]]]:
         records: list[Record] = []
-        out, execution = tmp_path / f"{data_set}-{workers}", ExecutionSettings(workers=workers)
+        out, execution = tmp_path / f"{data_set}-{workers}", ExecutionSettings(workers=workers, num_slots=4)
         spec = RunSpec(PROGRAM, out, config={"data_set": data_set}, execution=execution, adapt=Adapt((POLICY,)))
         end = run_job(spec, cluster=cluster, observe=records.append)
         assert not [record for record in records if isinstance(record, PolicyFailed)]

@@ -183,7 +183,7 @@ def test_workers_beyond_the_bounds_are_cut_to_them_and_it_is_noted(runs: Runs, p
     assert max(len(r.members) for r in ran.regrouped) == 4
     assert {d[2:] for d in decided(ran)} == {("applied", (("workers", 4),)), ("refused", (("workers", 99),))}
     assert len([d for d in decided(ran) if d[2] == "refused"]) == 1, "with four there is nothing more to ask for"
-    note = "asked for 99 workers; this run may have from 1 to 4"
+    note = "asked for 99 workers; this run may have from 1 to 4: start it with other --workers LOW:HIGH"
     assert {r.detail for r in ran.records if isinstance(r, Decided)} == {note}
 
 

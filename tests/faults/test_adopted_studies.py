@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.forked import elastune
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Record, TrialAdopted, TrialFinished, TrialPaused, TrialReported, TrialStarted
@@ -23,14 +22,13 @@ from elastune.tuning.study.request import StudyRequest
 from elastune.tuning.study.run import tune
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "noting.py")
-ELASTUNE = [sys.executable, "-m", "elastune"]
 TRIALS, EPOCHS, STEPS = 3, 4, 40
 FIRST, SECOND = 12, 25  # steps at which trials wait
 LIMIT_S = 200.0
 
 
 def request(out: Path, **changes: object) -> StudyRequest:
-    execution = ExecutionSettings(mode="exact")
+    execution = ExecutionSettings(mode="exact", num_slots=4)
     return StudyRequest(PROGRAM, out, sampler="random", trials=TRIALS, workers=2, execution=execution, **changes)  # type: ignore[arg-type]
 
 
@@ -99,9 +97,9 @@ def test_on_this_machine(tmp_path: Path, undisturbed: dict[int, str], until, all
     out, notes = tmp_path / "out", Notes(tmp_path)
     sets = [word for name, value in notes.config.items() for word in ("--set", f"{name}={json.dumps(value)}")]
     asked = ["--trials", str(TRIALS), "--workers", "2", "--mode", "exact", "--sampler", "random", "--json"]
-    command = [*ELASTUNE, "tune", str(PROGRAM.path), *sets, *asked, "--grace", "120s", "--out", str(out)]
+    words = ["tune", str(PROGRAM.path), *sets, *asked, "--grace", "120s", "--out", str(out)]
     with (tmp_path / "said").open("wb") as said:
-        first = subprocess.Popen(command, stdout=said, stderr=said)
+        first = elastune(*words, out=said, err=said)
         try:
             until(lambda: notes.at(FIRST, 2), LIMIT_S)
         finally:
@@ -110,7 +108,7 @@ def test_on_this_machine(tmp_path: Path, undisturbed: dict[int, str], until, all
         processes = {process for steps in notes.taken for process, _ in steps}
         notes.first.touch()
         until(lambda: notes.at(SECOND, 2), LIMIT_S)  # nobody controls them
-        second = subprocess.Popen([*command, "--resume"], stdout=said, stderr=said)
+        second = elastune(*words, "--resume", out=said, err=said)
         try:
             until(lambda: len(of(TrialAdopted, out)) == 2 or second.poll() is not None, LIMIT_S)
             assert second.poll() is None, (tmp_path / "said").read_text()
@@ -147,7 +145,8 @@ def test_on_a_host_where_one_trial_ends_and_one_is_lost_meanwhile(
     first = controller(lambda: study(False))
     until(token.exists)
     join = ["--join", f"127.0.0.1:{at}", "--token-file", str(token), "--workers", "2"]
-    agent = subprocess.Popen([*ELASTUNE, "agent", *join], stderr=subprocess.DEVNULL)
+    with (tmp_path / "agent").open("wb") as said:
+        agent = elastune("agent", *join, out=said, err=said)
     try:
         until(lambda: notes.at(FIRST, 2), LIMIT_S)
         first.signal(signal.SIGKILL)

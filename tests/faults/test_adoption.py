@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.support.elastic_runs import Ran, Runs
+from tests.support.forked import ForkedProcess, elastune
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Adopted, Checkpointed, Regrouped, RunStarted, WorkerGone
@@ -40,16 +41,20 @@ class Controlled:
         settings = [f"epochs={EPOCHS}", "pause_s=0.2", f"until={folder / 'go'}"]
         sets = [word for setting in settings for word in ("--set", setting)]
         more = ["--seed", "3", "--slots", "4", "--checkpoint-every", "1", "--heartbeat", "3s", "--json"]
-        self._command = [*ELASTUNE, "run", str(PROGRAM.path), *sets, *more, *options, "--out", str(self.out)]
+        self.words = ["run", str(PROGRAM.path), *sets, *more, *options, "--out", str(self.out)]
         self._starts = 0
         self.start()
 
-    def start(self, *more: str) -> subprocess.Popen[bytes]:
+    def start(self, *more: str, fresh: bool = False) -> None:
+        """Begin a controller; ``fresh``: in a Python of its own, that has imported nothing."""
         self._starts += 1
         said, result = (self.folder / f"{name}{self._starts}" for name in ("said", "result"))
         with said.open("wb") as err, result.open("wb") as out:
-            self.process = subprocess.Popen([*self._command, *more], stdout=out, stderr=err)
-        return self.process
+            self.process: ForkedProcess | subprocess.Popen[bytes] = (
+                subprocess.Popen([*ELASTUNE, *self.words, *more], stdout=out, stderr=err)
+                if fresh
+                else elastune(*self.words, *more, out=out, err=err)
+            )
 
     @property
     def said(self) -> str:
@@ -92,8 +97,8 @@ class Controlled:
         before = self.saved()
         self.until(lambda: self.saved() >= before + steps, alive=False)
 
-    def taken_over(self, times: int) -> Adopted:
-        self.start("--resume")
+    def taken_over(self, times: int, fresh: bool = False) -> Adopted:
+        self.start("--resume", fresh=fresh)
         self.until(lambda: len(self.records(Adopted)) == times)
         return self.records(Adopted)[-1]
 
@@ -163,12 +168,12 @@ def test_killed_again_and_again_on_a_host(
     run.until(token.exists)
     join = ["--join", f"127.0.0.1:{at}", "--token-file", str(token), "--workers", "2"]
     with (tmp_path / "agent").open("wb") as said:
-        agent = subprocess.Popen([*ELASTUNE, "agent", *join], stdout=said, stderr=said)
+        agent = elastune("agent", *join, out=said, err=said)
     try:
         run.until(lambda: run.saved() >= 2 and len(run.workers()) == 2)
         before = run.workers()
         # A second controller while the first one lives.
-        second = subprocess.run([*run._command, "--resume"], capture_output=True, text=True, timeout=LIMIT_S)
+        second = subprocess.run([*ELASTUNE, *run.words, "--resume"], capture_output=True, text=True, timeout=LIMIT_S)
         assert (second.returncode, len(second.stderr.strip().splitlines())) == (2, 1), second.stderr
         assert f"held by pid {run.process.pid}" in second.stderr
 
@@ -204,7 +209,7 @@ def test_on_this_machine(controlled: Callable[..., Controlled], alone: Ran, all_
     assert len(before) == 2
     run.kill()
     run.goes_on()
-    assert run.taken_over(1).workers == [0, 1]
+    assert run.taken_over(1, fresh=True).workers == [0, 1]
     loaded = Path(f"/proc/{run.process.pid}/maps").read_text()
     assert "pydantic" in loaded
     assert "libtorch" not in loaded, "workers wait while a controller loads torch"
@@ -245,7 +250,7 @@ def test_nobody_comes_to_a_host(
     run.until(token.exists)
     join = ["--join", f"127.0.0.1:{at}", "--token-file", str(token), "--workers", "2"]
     with (tmp_path / "agent").open("wb") as out:
-        agent = subprocess.Popen([*ELASTUNE, "agent", *join], stdout=out, stderr=out)
+        agent = elastune("agent", *join, out=out, err=out)
     try:
         run.until(lambda: run.saved() >= 2 and len(run.workers()) == 2)
         before, saved = run.workers(), run.saved()

@@ -31,7 +31,9 @@ def torchrun(out: Path, *more: str, workers: int = 2, program: Program = PROGRAM
 def test_parameters_change_under_torchrun(cluster: LocalCluster, tmp_path: Path) -> None:
     """Nothing of it needs a coordinator."""
     change = ["6 batch_size 128", "9 lr 0.01"]
-    spec = RunSpec(PROGRAM, tmp_path / "elastic", {"change": change}, seed=3, execution=ExecutionSettings(workers=1))
+    spec = RunSpec(
+        PROGRAM, tmp_path / "elastic", {"change": change}, seed=3, execution=ExecutionSettings(workers=1, num_slots=4)
+    )
     whole = run_job(spec, cluster=cluster)
     out = tmp_path / "launched"
     assert torchrun(out, "--set", f"change={json.dumps(change)}").sha256 == whole.sha256
@@ -46,16 +48,20 @@ def exact(out: Path, epochs: int = 3) -> bool:
 
 def test_torchrun_and_back(cluster: LocalCluster, tmp_path: Path) -> None:
     """A part of the run under torchrun, the rest on elastic workers; and the other way round."""
-    spec = RunSpec(PROGRAM, tmp_path / "whole", seed=3, execution=ExecutionSettings(workers=1))
+    spec = RunSpec(PROGRAM, tmp_path / "whole", seed=3, execution=ExecutionSettings(workers=1, num_slots=4))
     whole = run_job(spec, cluster=cluster)
     first = tmp_path / "launched first"
     assert torchrun(first, "--max-steps", "20").steps == 20
-    end = run_job(replace(spec, out=first, execution=ExecutionSettings(workers=3), resume=True), cluster=cluster)
+    end = run_job(
+        replace(spec, out=first, execution=ExecutionSettings(workers=3, num_slots=4), resume=True), cluster=cluster
+    )
     assert (end.sha256, end.steps) == (whole.sha256, STEPS)
     assert exact(first)
     last = tmp_path / "launched last"
     assert (
-        run_job(replace(spec, out=last, execution=ExecutionSettings(workers=3), max_steps=20), cluster=cluster).steps
+        run_job(
+            replace(spec, out=last, execution=ExecutionSettings(workers=3, num_slots=4), max_steps=20), cluster=cluster
+        ).steps
         == 20
     )
     end = torchrun(last, "--resume")
@@ -67,7 +73,7 @@ def test_workers_of_torchrun_stand_as_the_mesh_says(cluster: LocalCluster, tmp_p
     """State in shares on two replicas of two workers: the weights of one worker, and half of the state on each."""
     program = Program(PROGRAM.path.parent / "shares.py")
     whole = run_job(
-        RunSpec(program, tmp_path / "whole", seed=3, execution=ExecutionSettings(workers=1), max_steps=12),
+        RunSpec(program, tmp_path / "whole", seed=3, execution=ExecutionSettings(workers=1, num_slots=4), max_steps=12),
         cluster=cluster,
     )
     out = tmp_path / "launched"

@@ -7,16 +7,16 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.elastic_runs import Runs
+from tests.support.forked import ForkedProcess, elastune, hide
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Adopted, Checkpointed, Regrouped, RunStarted
@@ -25,7 +25,6 @@ from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "shares.py")
-ELASTUNE = [sys.executable, "-m", "elastune"]
 EPOCHS, LIMIT_S = 8, 120.0
 
 
@@ -34,14 +33,14 @@ class OwnFolders:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self.out, self.token = folder, folder / "out", folder / "token"
-        self.agents: list[subprocess.Popen[bytes]] = []
+        self.agents: list[ForkedProcess] = []
         self._stack = stack
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
 
-    def _start(self, name: str, *words: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, *words: str, first: Callable[[], object] = lambda: None) -> ForkedProcess:
         with (self.folder / f"{name}.result").open("wb") as result, (self.folder / f"{name}.said").open("wb") as said:
-            process = subprocess.Popen([*before, *ELASTUNE, *words], stdout=result, stderr=said, start_new_session=True)
+            process = elastune(*words, out=result, err=said, first=first)
 
         def end() -> None:
             if process.poll() is None:
@@ -51,7 +50,7 @@ class OwnFolders:
         self._stack.callback(end)
         return process
 
-    def controller(self, name: str, *more: str) -> subprocess.Popen[bytes]:
+    def controller(self, name: str, *more: str) -> ForkedProcess:
         sets = [f"epochs={EPOCHS}", "pause_s=0.2", f"until={self.folder / 'go'}"]
         settings = [word for setting in sets for word in ("--set", setting)]
         cluster = ["--cluster", f"hosts:{self.port}", "--token-file", str(self.token)]
@@ -66,9 +65,8 @@ class OwnFolders:
         """Start one with two workers; its folder."""
         folder = self.folder / f"host{len(self.agents)}"
         where = ["--join", f"127.0.0.1:{self.port}", "--token-file", str(self.token), "--folder", str(folder)]
-        blind = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{self.out}" && exec "$@"', "sh"]
         words = ["agent", *where, "--workers", "2", "--name", folder.name]
-        self.agents.append(self._start(folder.name, *words, before=blind))
+        self.agents.append(self._start(folder.name, *words, first=partial(hide, self.out)))
         return folder
 
     def until(self, true: Callable[[], object]) -> None:

@@ -131,30 +131,30 @@ def test_wherever_it_dies_all_agree_who_is_in_the_mean(runs: Runs, tmp_path: Pat
 
 @pytest.mark.parametrize("place", ["before", *soaked("after")])
 def test_a_frozen_worker_stalls_nobody_for_longer_than_the_grace(runs: Runs, tmp_path: Path, place: str) -> None:
-    found = ran(runs, tmp_path / "end", "diloco:quorum=3,grace=2", [f"stop 1 6 {place}"])
+    found = ran(runs, tmp_path / "end", "diloco:quorum=3,grace=8", [f"stop 1 6 {place}"])
     (late,) = [record for record in found.records if isinstance(record, WorkerGone) and record.how == "lost"]
     assert late.worker == 1
     assert "(grace)" in late.why  # too late, or silent for too long: what is first depends on the others' pace
     assert left_out(found) == {6: [1]}
     assert sum(each.discarded for each in found.regrouped) == 0
-    same(tmp_path / "end", "diloco:quorum=3,grace=2", {6: [1]})
+    same(tmp_path / "end", "diloco:quorum=3,grace=8", {6: [1]})
 
 
 def test_who_freezes_in_the_exchange_is_not_waited_for_until_its_heartbeats_are_missed(
     runs: Runs, tmp_path: Path
 ) -> None:
-    found = ran(runs, tmp_path / "end", "diloco:quorum=3,grace=2", ["stop 1 6 scatter"])
+    found = ran(runs, tmp_path / "end", "diloco:quorum=3,grace=8", ["stop 1 6 scatter"])
     (late,) = [record for record in found.records if isinstance(record, WorkerGone) and record.how == "lost"]
     assert late.worker == 1
     assert "at the end of a round" in late.why
     assert left_out(found) == {6: [1]}
-    same(tmp_path / "end", "diloco:quorum=3,grace=2", {6: [1]})
+    same(tmp_path / "end", "diloco:quorum=3,grace=8", {6: [1]})
 
 
 def test_who_has_more_learners_than_the_others_is_not_late(runs: Runs, tmp_path: Path) -> None:
-    """Two of three workers have a learner each, which is a quorum, 1.5 s before the third has trained its two."""
-    spec = plan("local:quorum=2,grace=1")
-    found = runs(3, mode="fast", spec=spec, file=str(tmp_path / "end"), elastic=PATIENT, first_s=0.5, epochs=1)
+    """Two of three workers have a learner each, which is a quorum, 4.5 s before the third has trained its two."""
+    spec = plan("local:quorum=2,grace=4")
+    found = runs(3, mode="fast", spec=spec, file=str(tmp_path / "end"), elastic=PATIENT, first_s=1.5, epochs=1)
     assert isinstance(found.outcome, RunFinished), found.outcome
     assert (found.lost, left_out(found)) == ([], {})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from elastune.elastic.wire.messages import ReplaceAsked
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "replacing.py")
 SAMPLES = 1000
-ROOM = Elastic(low=2, high=3, heartbeat_s=2.0)
-FULL = Elastic(low=1, high=2, heartbeat_s=2.0)
+ROOM = Elastic(low=2, high=3, heartbeat_s=30.0)
+FULL = Elastic(low=1, high=2, heartbeat_s=30.0)
 
 
 @dataclass
@@ -78,7 +78,7 @@ def test_without_room_it_leaves_first(runs: Runs, undisturbed: Ran) -> None:
 
 
 def test_the_replacement_fails_to_start_and_another_comes(runs: Runs, undisturbed: Ran) -> None:
-    ran = runs(2, elastic=Elastic(low=1, high=3), unfit=[2], **replacing(1, 0, 3))
+    ran = runs(2, elastic=replace(ROOM, low=1), unfit=[2], **replacing(1, 0, 3))
     same(ran, undisturbed)
     assert ran.lost == [2]
     assert compositions(ran) == [[0, 3]]
@@ -102,7 +102,7 @@ def test_the_replacement_dies_as_it_joins(runs: Runs, undisturbed: Ran) -> None:
 def test_one_of_the_fewest_stays_where_nobody_can_come(runs: Runs, undisturbed: Ran) -> None:
     """Four workers of four: no fewer are allowed, and there is no room for more."""
     alone = {"spec": replacing(1)["spec"], "pause_s": 0.02}
-    ran = runs(4, elastic=Elastic(low=4, high=5, heartbeat_s=2.0), **alone)
+    ran = runs(4, elastic=Elastic(low=4, high=5, heartbeat_s=30.0), **alone)
     same(ran, undisturbed)
     assert asked(ran) == [1]
     assert not ran.regrouped

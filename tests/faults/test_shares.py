@@ -192,7 +192,7 @@ def test_random_kills_and_reshapes(runs: Runs, execution: dict[str, Any], seed: 
     """One hash and an exact ledger, whatever happens; what two deaths in a moment have lost is told."""
     longer = {"epochs": 2, "samples": 1280, "batchnorm": "tensor" not in execution["mechanism"]}
     alone = runs(1, execution={**execution, "mesh": Mesh()}, **longer)
-    dice, possible = random.Random(seed), MeshChoice.of(ExecutionSettings(**execution)).meshes(1, 4)
+    dice, possible = random.Random(seed), MeshChoice.of(ExecutionSettings(**{"num_slots": 4, **execution})).meshes(1, 4)
     at, done = time.monotonic() + 0.5, []
 
     def act(handle: ElasticRun, records: list[Record]) -> None:

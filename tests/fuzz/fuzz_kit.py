@@ -22,7 +22,7 @@ FUZZ = int(os.environ.get("FUZZ", "0"))
 def fuzz(examples: int) -> Callable[[Any], Any]:
     """A property that is tried on ``examples`` examples, or on more, see ``FUZZ``."""
     return settings(
-        max_examples=examples * max(1, FUZZ),
+        max_examples=examples * FUZZ if FUZZ else examples // 2,
         derandomize=not FUZZ,
         database=None,
         phases=[Phase.generate, Phase.shrink] if FUZZ else [Phase.generate],

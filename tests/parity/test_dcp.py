@@ -32,7 +32,13 @@ def stack() -> tuple[Stack, torch.optim.SGD]:
 def ran(cluster: LocalCluster, out: Path, execution: dict[str, Any], from_dcp: Path | None = None) -> dict[str, Any]:
     """The state of the model when a run ended."""
     run_job(
-        RunSpec(Program(PROGRAM), out, dict(SIZE), execution=ExecutionSettings(**execution), from_dcp=from_dcp),
+        RunSpec(
+            Program(PROGRAM),
+            out,
+            dict(SIZE),
+            execution=ExecutionSettings(**{"num_slots": 4, **execution}),
+            from_dcp=from_dcp,
+        ),
         cluster=cluster,
     )
     return dict(load(complete(out / "checkpoints")[-1]).states["model"])

@@ -31,7 +31,7 @@ def test_draws_do_not_show_workers_nor_deaths(cluster: LocalCluster, tmp_path: P
 
 @pytest.mark.parametrize("at", [6, *soaked(8)], ids=["within an epoch", "at its end"])
 def test_a_resumed_run_draws_the_same(cluster: LocalCluster, tmp_path: Path, at: int) -> None:
-    spec = RunSpec(PROGRAM, tmp_path / "whole", execution=ExecutionSettings(workers=2))
+    spec = RunSpec(PROGRAM, tmp_path / "whole", execution=ExecutionSettings(workers=2, num_slots=4))
     undisturbed = run_job(spec, cluster=cluster)
     halted = replace(spec, out=tmp_path / "halted")
     run_job(replace(halted, max_steps=at), cluster=cluster)

@@ -41,7 +41,9 @@ def test_workers_deaths_and_joiners_do_not_show_in_it(cluster: LocalCluster, tmp
 @pytest.mark.parametrize("how", ["flag", *soaked("rate")])
 def test_a_resumed_run_goes_on_as_it_was(cluster: LocalCluster, tmp_path: Path, how: str) -> None:
     """Lines behind ``session.prepare`` freeze the body; the line that unfroze it is not run again."""
-    spec = RunSpec(PROGRAM, tmp_path / "whole", config={"how": how}, execution=ExecutionSettings(workers=2))
+    spec = RunSpec(
+        PROGRAM, tmp_path / "whole", config={"how": how}, execution=ExecutionSettings(workers=2, num_slots=4)
+    )
     undisturbed = run_job(spec, cluster=cluster)
     halted = replace(spec, out=tmp_path / "halted")
     run_job(replace(halted, max_steps=8), cluster=cluster)
@@ -53,7 +55,9 @@ def test_a_resumed_run_goes_on_as_it_was(cluster: LocalCluster, tmp_path: Path, 
     ("how", "mode"), [("flag", "exact"), ("body", "fast"), *soaked(("flag", "fast"), ("rate", "exact"))]
 )
 def test_it_is_what_plain_pytorch_does(cluster: LocalCluster, tmp_path: Path, how: str, mode: Mode) -> None:
-    spec = RunSpec(PROGRAM, tmp_path / "out", config={"how": how}, execution=ExecutionSettings(workers=2, mode=mode))
+    spec = RunSpec(
+        PROGRAM, tmp_path / "out", config={"how": how}, execution=ExecutionSettings(workers=2, mode=mode, num_slots=4)
+    )
     run_job(spec, cluster=cluster)
     seed_everything(derive(spec.seed, "init"))
     model, optimizer = freezing.build()
@@ -84,7 +88,7 @@ def test_it_is_what_plain_pytorch_does(cluster: LocalCluster, tmp_path: Path, ho
     ],
 )
 def test_what_cannot_be_right_is_refused(cluster: LocalCluster, tmp_path: Path, how: str, words: str) -> None:
-    spec = RunSpec(PROGRAM, tmp_path / "out", config={"how": how}, execution=ExecutionSettings(workers=2))
+    spec = RunSpec(PROGRAM, tmp_path / "out", config={"how": how}, execution=ExecutionSettings(workers=2, num_slots=4))
     with pytest.raises(JobFailed) as failed:
         run_job(spec, cluster=cluster)
     assert failed.value.failure.reason == "user_error"
@@ -93,7 +97,7 @@ def test_what_cannot_be_right_is_refused(cluster: LocalCluster, tmp_path: Path, 
 
 @pytest.mark.parametrize("mechanism", ["zero", "sharded"])
 def test_a_model_in_pieces_is_frozen_before(tmp_path: Path, mechanism: Any) -> None:
-    session = lone_session(tmp_path, execution=ExecutionSettings(mechanism=mechanism))
+    session = lone_session(tmp_path, execution=ExecutionSettings(mechanism=mechanism, num_slots=4))
     model, optimizer = session.prepare(*freezing.build())
     with pytest.raises(UserError, match="decided before session.prepare"):
         for epoch in session.epochs(2):

@@ -36,7 +36,7 @@ def test_tracked_state_and_the_program_s_end_survive_deaths(cluster: LocalCluste
 
 
 def test_a_resumed_run_has_what_was_tracked_and_the_best(cluster: LocalCluster, tmp_path: Path) -> None:
-    spec = RunSpec(PROGRAM, tmp_path / "whole", execution=ExecutionSettings(workers=2))
+    spec = RunSpec(PROGRAM, tmp_path / "whole", execution=ExecutionSettings(workers=2, num_slots=4))
     undisturbed = run_job(spec, cluster=cluster)
     halted = replace(spec, out=tmp_path / "halted")
     run_job(replace(halted, max_steps=10), cluster=cluster)

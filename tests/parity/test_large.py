@@ -17,7 +17,10 @@ PROGRAM = Path(__file__).parent / "programs" / "large.py"
 
 
 def ran(cluster: LocalCluster, out: Path, execution: dict[str, Any], **config: Any) -> RunFinished:
-    return run_job(RunSpec(Program(PROGRAM), out, config, execution=ExecutionSettings(**execution)), cluster=cluster)
+    return run_job(
+        RunSpec(Program(PROGRAM), out, config, execution=ExecutionSettings(**{"num_slots": 4, **execution})),
+        cluster=cluster,
+    )
 
 
 @pytest.mark.parametrize("mechanism", ["tensor", "sharded", *soaked("zero")])

@@ -23,7 +23,11 @@ def trained(
     cluster: LocalCluster, out: Path, execution: dict[str, Any], program: Path = PROGRAM, **config: Any
 ) -> RunFinished:
     spec = RunSpec(
-        Program(program), out, config=config, execution=ExecutionSettings(**execution), checkpoint_every_steps=0
+        Program(program),
+        out,
+        config=config,
+        execution=ExecutionSettings(**{"num_slots": 4, **execution}),
+        checkpoint_every_steps=0,
     )
     return run_job(spec, cluster=cluster)
 
@@ -75,9 +79,9 @@ def test_a_checkpoint_goes_on_under_another_mesh(
     """Written in pieces by those that hold them: blocks that two workers had, then one, then three."""
     wanted = trained(cluster, tmp_path / "whole", {"mechanism": "tensor"}, program, **chosen)
     execution = [
-        ExecutionSettings(mesh=Mesh(data=2, tensor=2)),
-        ExecutionSettings(mechanism="tensor"),
-        ExecutionSettings(mesh=Mesh(tensor=3)),
+        ExecutionSettings(mesh=Mesh(data=2, tensor=2), num_slots=4),
+        ExecutionSettings(mechanism="tensor", num_slots=4),
+        ExecutionSettings(mesh=Mesh(tensor=3), num_slots=4),
     ]
     for stop, mesh in zip((2, 4, None), execution, strict=True):
         spec = RunSpec(

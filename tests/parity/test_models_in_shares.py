@@ -36,7 +36,12 @@ def spec(out: Path, program: str, config: dict[str, Any], steps: int, **executio
     """Clipped by the session; a checkpoint at the end."""
     told = {**config, "own_clip": False}
     return RunSpec(
-        Program(PROGRAMS / program), out, config=told, seed=3, execution=ExecutionSettings(**execution), max_steps=steps
+        Program(PROGRAMS / program),
+        out,
+        config=told,
+        seed=3,
+        execution=ExecutionSettings(**{"num_slots": 4, **execution}),
+        max_steps=steps,
     )
 
 

@@ -44,7 +44,7 @@ def exact() -> tuple[float, float]:
 def measured(
     cluster: LocalCluster, out: Path, workers: int, mode: Any, micro_batch: int | None, batch: int
 ) -> RunFinished:
-    execution = ExecutionSettings(workers=workers, mode=mode, micro_batch=micro_batch)
+    execution = ExecutionSettings(workers=workers, mode=mode, micro_batch=micro_batch, num_slots=4)
     adapt = Adapt(monitors=("noise_scale:memory=200",))
     config = {"batch_size": batch}
     elastic = Elastic(1, workers)

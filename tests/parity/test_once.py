@@ -44,7 +44,10 @@ def test_each_line_is_written_once(
 def test_a_resumed_run_does_nothing_again(cluster: LocalCluster, tmp_path: Path) -> None:
     file, checkpoints = tmp_path / "lines", tmp_path / "out" / "checkpoints"
     spec = RunSpec(
-        PROGRAM, tmp_path / "out", config={"file": str(file), "faults": []}, execution=ExecutionSettings(workers=2)
+        PROGRAM,
+        tmp_path / "out",
+        config={"file": str(file), "faults": []},
+        execution=ExecutionSettings(workers=2, num_slots=4),
     )
     run_job(replace(spec, max_steps=5, checkpoint_every_steps=3), cluster=cluster)
     assert "step-5" in file.read_text().splitlines()

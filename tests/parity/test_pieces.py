@@ -22,7 +22,9 @@ ZERO: dict[str, Any] = {"mechanism": "zero"}
 
 
 def spec(out: Path, execution: dict[str, Any], max_steps: int | None = None) -> RunSpec:
-    return RunSpec(Program(PROGRAM), out, execution=ExecutionSettings(**execution), max_steps=max_steps)
+    return RunSpec(
+        Program(PROGRAM), out, execution=ExecutionSettings(**{"num_slots": 4, **execution}), max_steps=max_steps
+    )
 
 
 def test_any_workers_go_on_from_any_others(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -34,7 +36,7 @@ def test_any_workers_go_on_from_any_others(cluster: LocalCluster, tmp_path: Path
         told = run_job(replace(spec(tmp_path / "run", execution, until), resume=step > 2), cluster=cluster)
         assert told.steps == (until or whole.steps)
         written = complete(tmp_path / "run" / "checkpoints")[-1]
-        workers = ExecutionSettings(**execution).workers if "mechanism" in execution else 1
+        workers = ExecutionSettings(**{"num_slots": 4, **execution}).workers if "mechanism" in execution else 1
         names = {file_name(i, workers) for i in range(workers)}
         assert {file.name for file in written.iterdir()} == {"state.json", *names}
         assert_nothing_is_twice(written)

@@ -20,7 +20,11 @@ TROUBLES = PROGRAM.parent / "unpiped.py"
 
 def spec(out: Path, max_steps: int | None = None, config: dict[str, Any] | None = None, **execution: Any) -> RunSpec:
     return RunSpec(
-        Program(PROGRAM), out, config=config or {}, execution=ExecutionSettings(**execution), max_steps=max_steps
+        Program(PROGRAM),
+        out,
+        config=config or {},
+        execution=ExecutionSettings(**{"num_slots": 4, **execution}),
+        max_steps=max_steps,
     )
 
 

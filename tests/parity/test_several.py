@@ -39,7 +39,7 @@ def test_bits_do_not_depend_on_workers_or_deaths(cluster: LocalCluster, tmp_path
 
 
 def test_a_run_goes_on_between_two_turns(cluster: LocalCluster, tmp_path: Path) -> None:
-    spec = RunSpec(PROGRAM, tmp_path / "whole", execution=ExecutionSettings(workers=2))
+    spec = RunSpec(PROGRAM, tmp_path / "whole", execution=ExecutionSettings(workers=2, num_slots=4))
     undisturbed = run_job(spec, cluster=cluster)
     halted = replace(spec, out=tmp_path / "halted")
     run_job(replace(halted, max_steps=5), cluster=cluster)
@@ -49,7 +49,9 @@ def test_a_run_goes_on_between_two_turns(cluster: LocalCluster, tmp_path: Path) 
 
 def test_it_is_the_plain_loop(cluster: LocalCluster, tmp_path: Path) -> None:
     """Without normalisation, whose batches are the slots'."""
-    spec = RunSpec(PROGRAM, tmp_path / "out", config={"normalised": False}, execution=ExecutionSettings(workers=2))
+    spec = RunSpec(
+        PROGRAM, tmp_path / "out", config={"normalised": False}, execution=ExecutionSettings(workers=2, num_slots=4)
+    )
     run_job(spec, cluster=cluster)
     with weights_in(spec.out) as (found, _):
         kept = {name: whole(tensor) for name, tensor in found.items()}

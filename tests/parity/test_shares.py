@@ -20,7 +20,13 @@ ZERO = {"mechanism": "zero"}
 
 
 def spec(out: Path, execution: dict[str, Any], max_steps: int | None = None, **config: Any) -> RunSpec:
-    return RunSpec(Program(PROGRAM), out, config=config, execution=ExecutionSettings(**execution), max_steps=max_steps)
+    return RunSpec(
+        Program(PROGRAM),
+        out,
+        config=config,
+        execution=ExecutionSettings(**{"num_slots": 4, **execution}),
+        max_steps=max_steps,
+    )
 
 
 def same(cluster: LocalCluster, out: Path, execution: list[dict[str, Any]], **config: Any) -> RunFinished:

@@ -62,17 +62,22 @@ def test_a_joiner_reads_up_to_where_the_others_are(cluster: LocalCluster, tmp_pa
 def test_a_resumed_run_goes_on_where_it_was(cluster: LocalCluster, tmp_path: Path, loaders: int) -> None:
     """In mid-epoch, and with another number of workers; in loading processes, too."""
     spec = RunSpec(
-        PROGRAM, tmp_path / "whole", config={"loaders": loaders, "epochs": 2}, execution=ExecutionSettings(workers=1)
+        PROGRAM,
+        tmp_path / "whole",
+        config={"loaders": loaders, "epochs": 2},
+        execution=ExecutionSettings(workers=1, num_slots=4),
     )
     undisturbed = run_job(spec, cluster=cluster)
-    halted = replace(spec, out=tmp_path / "halted", execution=ExecutionSettings(workers=2))
+    halted = replace(spec, out=tmp_path / "halted", execution=ExecutionSettings(workers=2, num_slots=4))
     run_job(replace(halted, max_steps=7), cluster=cluster)
     resumed = run_job(replace(halted, resume=True), cluster=cluster)
     assert (resumed.sha256, resumed.steps, resumed.samples) == (undisturbed.sha256, 10, 139)
 
 
 def test_it_is_the_plain_loop(cluster: LocalCluster, tmp_path: Path) -> None:
-    spec = RunSpec(PROGRAM, tmp_path / "out", config={"plain": True}, execution=ExecutionSettings(workers=2))
+    spec = RunSpec(
+        PROGRAM, tmp_path / "out", config={"plain": True}, execution=ExecutionSettings(workers=2, num_slots=4)
+    )
     run_job(spec, cluster=cluster)
     seed_everything(derive(spec.seed, "init"))
     model, optimizer = streaming.build()
@@ -90,7 +95,9 @@ def test_it_is_the_plain_loop(cluster: LocalCluster, tmp_path: Path) -> None:
 
 
 def test_workers_that_read_other_items_complete_no_step(cluster: LocalCluster, tmp_path: Path) -> None:
-    spec = RunSpec(PROGRAM, tmp_path / "out", config={"unseeded": True}, execution=ExecutionSettings(workers=2))
+    spec = RunSpec(
+        PROGRAM, tmp_path / "out", config={"unseeded": True}, execution=ExecutionSettings(workers=2, num_slots=4)
+    )
     with pytest.raises(JobFailed) as failed:
         run_job(spec, cluster=cluster)
     assert failed.value.failure.reason == "user_error"

@@ -19,7 +19,11 @@ PROGRAM = Path(__file__).parent / "programs" / "trunk.py"
 
 def trained(cluster: LocalCluster, out: Path, execution: dict[str, Any], **config: Any) -> RunFinished:
     spec = RunSpec(
-        Program(PROGRAM), out, config=config, execution=ExecutionSettings(**execution), checkpoint_every_steps=0
+        Program(PROGRAM),
+        out,
+        config=config,
+        execution=ExecutionSettings(**{"num_slots": 4, **execution}),
+        checkpoint_every_steps=0,
     )
     return run_job(spec, cluster=cluster)
 

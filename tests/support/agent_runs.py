@@ -6,10 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support.hosts import Network
+from tests.support.forked import ForkedProcess, elastune
+from tests.support.hosts import Network, enter
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Regrouped, RunFailed
@@ -38,26 +40,27 @@ class AgentRun:
     def __init__(self, network: Network, folder: Path, *words: str, tls: bool = False) -> None:
         self.network, self.folder = network, folder
         self.token, self.out = folder / "token", folder / "run"
-        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self.agents: dict[int, ForkedProcess | subprocess.Popen[bytes]] = {}
         where = ["--cluster", f"hosts:{PORT}", "--interface", interface_with(network.address)]
         where += ["--token-file", str(self.token), *(["--tls"] if tls else [])]
-        self._command = [*ELASTUNE, *words, *where, "--json", "--out", str(self.out)]
+        self._words = [*words, *where, "--json", "--out", str(self.out)]
         self._begun = 0
         self.begin()
 
-    def begin(self, *more: str) -> subprocess.Popen[bytes]:
+    def begin(self, *more: str) -> ForkedProcess:
         """Start a controller, with these options too; the one before it has ended."""
         self._begun, self._since = self._begun + 1, time.time()
         with self._file("said").open("wb") as said, self._file("result").open("wb") as result:
-            self.controller = subprocess.Popen([*self._command, *more], stdout=result, stderr=said)
+            self.controller = elastune(*self._words, *more, out=result, err=said)
         return self.controller
 
     def agent(self, at: int, workers: int = 2, *more: str) -> None:
         """Start one with so many workers, and ``more`` options, on host ``at``."""
         options = ["--join", self.join, "--token-file", str(self.token), "--workers", str(workers)]
-        command = self.network.hosts[at].space.command(*ELASTUNE, "agent", *options, *more, "--name", f"host{at}")
+        host = partial(enter, self.network.hosts[at].space.path)
         with (self.folder / f"agent{at}").open("ab") as said:
-            self.agents[at] = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+            words = ["agent", *options, *more, "--name", f"host{at}"]
+            self.agents[at] = elastune(*words, out=said, err=said, first=host)
 
     @property
     def join(self) -> str:

@@ -28,6 +28,8 @@ from elastune.runtime.job.run import JobSupervisor
 
 LIMIT_S = 120.0
 SLOTS = 4
+# Kills are seen at once by the end of a connection. Nobody is lost by silence on a busy machine.
+PATIENT = Elastic(low=1, high=4, heartbeat_s=30.0)
 Act = Callable[[ElasticRun, list[Record]], None]
 
 
@@ -127,7 +129,7 @@ class Runs:
             config,
             seed=3,
             execution=ExecutionSettings(**{"workers": workers, "mode": mode, "num_slots": SLOTS, **(execution or {})}),
-            elastic=elastic or Elastic(low=1, high=4, heartbeat_s=2.0),
+            elastic=elastic or PATIENT,
             **(spec or {}),
         )
         handle = self._cluster.start(run)

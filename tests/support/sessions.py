@@ -28,7 +28,7 @@ def lone_session(
     **spec: Any,
 ) -> Session:
     """A session as worker processes get it, alone on the CPU. ``spec``: fields of ``RunSpec``, ``execution`` too."""
-    spec.setdefault("execution", ExecutionSettings())
+    spec.setdefault("execution", ExecutionSettings(num_slots=4))
     spec.setdefault("checkpoint_every_steps", 0)
     run = RunSpec(Program(out / "none.py"), out, **spec)
     return Session(

@@ -14,7 +14,7 @@ from types import TracebackType
 
 LISTENS = "0A"  # /proc/net/tcp
 KEPT = 100
-PAUSE_S = 0.002
+PAUSE_S = 0.02
 
 
 class Strangers:

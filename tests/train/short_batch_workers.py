@@ -21,7 +21,7 @@ def train_all(worker: Worker, cases: list[tuple[Mode, int, int]]) -> None:
 
 
 def train(worker: Worker, name: str, mode: Mode, samples: int, batch: int) -> None:
-    execution = ExecutionSettings(workers=worker.size, mode=mode)
+    execution = ExecutionSettings(workers=worker.size, mode=mode, num_slots=4)
     session = lone_session(Path("nowhere"), group=worker.form(name), execution=execution)
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(samples, 5, generator=generator), torch.arange(samples) % 2)

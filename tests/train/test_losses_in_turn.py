@@ -26,7 +26,11 @@ def begun(out: Path, execution: ExecutionSettings, **spec: Any) -> tuple[Session
 
 @pytest.mark.parametrize(
     "execution",
-    [ExecutionSettings(num_slots=4), ExecutionSettings(num_slots=1, micro_batch=2), ExecutionSettings(mode="fast")],
+    [
+        ExecutionSettings(num_slots=4),
+        ExecutionSettings(num_slots=1, micro_batch=2),
+        ExecutionSettings(mode="fast", num_slots=4),
+    ],
 )
 def test_gradients_norms_and_the_loss_are_those_of_the_sum(tmp_path: Path, execution: ExecutionSettings) -> None:
     told = []
@@ -73,7 +77,7 @@ def test_curvature_needs_all_of_a_loss(tmp_path: Path) -> None:
 
 
 def test_a_model_in_pieces_needs_all_of_a_loss(tmp_path: Path) -> None:
-    session, model, _, batches = begun(tmp_path, ExecutionSettings(mechanism="sharded"))
+    session, model, _, batches = begun(tmp_path, ExecutionSettings(mechanism="sharded", num_slots=4))
     (x,) = next(batches)
     with pytest.raises(UserError, match="whole on each worker"):
         session.backward(model(x).mean(), more=True)

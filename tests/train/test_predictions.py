@@ -32,9 +32,9 @@ def part(batches: list[list[int]], length: int) -> bytes:
 def test_workers_do_not_show_in_what_is_kept(cluster: LocalCluster, tmp_path: Path) -> None:
     kept = []
     for execution in (
-        ExecutionSettings(workers=1),
-        ExecutionSettings(workers=3),
-        ExecutionSettings(workers=2, mechanism="sharded"),
+        ExecutionSettings(workers=1, num_slots=4),
+        ExecutionSettings(workers=3, num_slots=4),
+        ExecutionSettings(workers=2, mechanism="sharded", num_slots=4),
     ):
         out = tmp_path / f"{execution.mechanism}-{execution.workers}"
         run_job(RunSpec(Program(ASSETS), out, execution=execution), cluster=cluster)
@@ -53,7 +53,8 @@ def test_a_worker_that_dies_in_an_evaluation_does_not_show_either(cluster: Local
     alone, hit, marker = tmp_path / "alone", tmp_path / "hit", tmp_path / "marker"
     run_job(RunSpec(Program(ASSETS), alone), cluster=cluster)
     run_job(
-        RunSpec(Program(ASSETS), hit, {"marker": str(marker)}, execution=ExecutionSettings(workers=3)), cluster=cluster
+        RunSpec(Program(ASSETS), hit, {"marker": str(marker)}, execution=ExecutionSettings(workers=3, num_slots=4)),
+        cluster=cluster,
     )
     assert marker.exists()
     assert kept_in(hit) == kept_in(alone)

@@ -143,7 +143,7 @@ def test_plateau_steps_with_the_mean_metric(tmp_path: Path) -> None:
 def test_lbfgs_evaluates_its_closure_on_the_whole_batch(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5)
-    session = lone_session(tmp_path, execution=ExecutionSettings(mode="fast"))
+    session = lone_session(tmp_path, execution=ExecutionSettings(mode="fast", num_slots=4))
     model, optimizer = session.prepare(model, optimizer)
     losses = []
     for _ in session.epochs(3):
@@ -196,7 +196,7 @@ def test_a_discarded_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mo
     """A user's lines that are not under ``ends_step`` run once more, and nobody hears of it."""
     sent: list[Any] = []
     monkeypatch.setattr("tests.support.sessions.WorkerGroup", Breaking)
-    session = lone_session(tmp_path, send=sent.append, execution=ExecutionSettings(mode="fast"))
+    session = lone_session(tmp_path, send=sent.append, execution=ExecutionSettings(mode="fast", num_slots=4))
     model = network()
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     sync = session.trained.sync if session.trained is not None else None
@@ -332,7 +332,7 @@ def test_augmentation_depends_on_sample_and_epoch_alone(tmp_path: Path, loader_w
                 session.backward(model(x).mean())
                 optimizer.zero_grad()
 
-    one = list(seen(ExecutionSettings(mode="fast")))
+    one = list(seen(ExecutionSettings(mode="fast", num_slots=4)))
     assert sorted(one) == sorted(seen(ExecutionSettings(num_slots=8)))
     noise = {(epoch, index): value for epoch, index, value in one}
     assert len(noise) == 40
@@ -407,11 +407,11 @@ def test_a_loss_that_explodes_is_divergence_found_by_the_mean_over_the_global_ba
         model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
         for _ in session.epochs(100):
             for x, y in session.batches(samples(), batch_size=16, drop_last=True):
-                if session.step >= len(scales):
-                    return session.step
                 session.backward(scales[session.step] * F.mse_loss(model(x.double()), y.double()))
                 optimizer.step()
                 optimizer.zero_grad()
+                if session.ends_step and session.step + 1 == len(scales):
+                    return session.step + 1
         return session.step
 
     execution = ExecutionSettings(mode=mode, num_slots=slots)
@@ -482,7 +482,7 @@ def test_leftover_gradients_are_refused(tmp_path: Path) -> None:
 
 def test_bf16_runs_inside_and_returns_fp32(tmp_path: Path) -> None:
     model = nn.Linear(6, 3)
-    session = lone_session(tmp_path, execution=ExecutionSettings(precision="bf16"))
+    session = lone_session(tmp_path, execution=ExecutionSettings(precision="bf16", num_slots=4))
     model, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     x = torch.randn(4, 6)
     out = model(x)
@@ -514,9 +514,10 @@ def test_leaving_the_loop_inside_of_a_step_is_told(tmp_path: Path) -> None:
     model, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(UserError, match="between steps only"):
         for _ in session.epochs(2):
-            for x, y in session.batches(samples(), batch_size=16):
-                session.backward(F.mse_loss(model(x.double()), y.double()))
-                break
+            batches = iter(session.batches(samples(), batch_size=16))
+            x, y = next(batches)
+            session.backward(F.mse_loss(model(x.double()), y.double()))
+            del batches
 
 
 @pytest.mark.parametrize("what", ["sum", "mean", "report"])

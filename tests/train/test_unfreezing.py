@@ -69,7 +69,8 @@ def test_it_is_what_plain_pytorch_does(tmp_path: Path, mode: Any, kind: str) -> 
 def test_workers_do_not_show_in_it_nor_does_a_break(cluster: LocalCluster, tmp_path: Path) -> None:
     def digest(name: str, workers: int, **more: Any) -> str:
         return run_job(
-            RunSpec(PROGRAM, tmp_path / name, execution=ExecutionSettings(workers=workers), **more), cluster=cluster
+            RunSpec(PROGRAM, tmp_path / name, execution=ExecutionSettings(workers=workers, num_slots=4), **more),
+            cluster=cluster,
         ).sha256
 
     whole = digest("one", 1)
@@ -99,6 +100,6 @@ def test_a_schedule_that_cannot_be_meant_is_refused(schedule: Any, words: str) -
 
 
 def test_a_model_in_pieces_is_refused(tmp_path: Path) -> None:
-    session = lone_session(tmp_path, execution=ExecutionSettings(mechanism="zero"))
+    session = lone_session(tmp_path, execution=ExecutionSettings(mechanism="zero", num_slots=4))
     with pytest.raises(UserError, match="whole tensors on every worker"):
         session.unfreeze(network(), SCHEDULE)

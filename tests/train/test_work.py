@@ -151,6 +151,6 @@ def test_groups_are_formed_over_nccl_where_each_worker_has_a_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    execution, elastic = ExecutionSettings(workers=2, device=device), Elastic(high=most)
+    execution, elastic = ExecutionSettings(workers=2, device=device, num_slots=4), Elastic(high=most)
     spec = RunSpec(Program(Path("mine.py")), Path("out"), execution=execution, elastic=elastic)
     assert _factory(spec, Place(device="cuda:0" if gpus else "cpu")).backend == backend

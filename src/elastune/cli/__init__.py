@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 from collections.abc import Sequence
 
 __all__ = ["main"]
+
+# As it ends, Python would search all that torch has made for garbage, which takes half a second.
+atexit.register(gc.freeze)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,8 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         why, code = "interrupted", 130
     except (ImportError, MemoryError, OSError) as error:
-        got = f"{type(error).__name__}: {error}"
-        why = f"the libraries must load (got {got}): reinstall what it names, or give it more memory (ulimit -v)"
-        code = 2
+        why, code = _cannot_load(error), 2
     sys.stderr.write(f"elastune: {' '.join(why.split())}\n")
     return code
+
+
+def _cannot_load(error: Exception) -> str:
+    from elastune.core.extras import missing_extra
+
+    got = f"{type(error).__name__}: {error}"
+    rule = f"the libraries must load (got {got}): reinstall what it names, or give it more memory (ulimit -v)"
+    return (missing_extra(error) if isinstance(error, ImportError) else None) or rule

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import wraps
-from typing import Any, cast
+from importlib.metadata import version
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -24,9 +25,10 @@ from elastune.cli.commands.search import frontier, tune
 from elastune.cli.commands.simulate import simulate
 from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, print_error, results_alone
 from elastune.cli.parse import finish_copies
+from elastune.cli.program_words import ProgramCommand, ResumeCommand
 from elastune.core.errors import UserError
 from elastune.runtime.job.interrupts import Interrupted
-from elastune.runtime.job.output import release_unused
+from elastune.runtime.job.output import discard_refused, release_unused
 
 # What click raises for a bad command line. Older Typers take it from click, newer ones bring their own.
 _BadUsage = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -34,13 +36,29 @@ app = typer.Typer(
     name="elastune",
     help="Train and tune PyTorch models on a changing set of workers, so that accuracy never pays for scale.\n\n"
     "Begin with elastune init, then elastune run train.py --workers 2. elastune COMMAND --help explains a command.\n\n"
-    "Exit codes: 0 done, 1 failed, 2 wrong input (one line says which), 75 the machine is being taken away (go on "
-    "elsewhere), 130 interrupted.",
+    "Exit codes: 0 done, 1 failed, 2 wrong input (one line says which), 75 ended by SIGTERM, or the machine is "
+    "being taken away (go on with --resume), 130 interrupted by Ctrl-C.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # Rich takes "[default: ...]" and lists in brackets for its own marks, and drops them
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"elastune {version('elastune')}")
+        raise typer.Exit(OK)
+
+
+@app.callback()
+def _options_of_all(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None:
+    pass
 
 
 def _keep_interrupts(command: Callable[..., int]) -> Callable[..., int]:
@@ -66,6 +84,7 @@ MORE_OPTIONS = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,
 }  # options of the command that ``elastune resume`` repeats
+WITH_ARGUMENTS = run, check, tune, frontier, plan  # of the program's own
 ABOUT_RESULTS = report, explain, predict, ensemble, soup, transfer, classes, join, export
 for command in (
     init,
@@ -84,7 +103,9 @@ for command in (
     agent,
     deploy,
 ):
-    app.command(context_settings=MORE_OPTIONS if command is resume else None)(_keep_interrupts(command))
+    kind = ResumeCommand if command is resume else ProgramCommand if command in WITH_ARGUMENTS else None
+    settings = MORE_OPTIONS if command is resume else None
+    app.command(cls=kind, context_settings=settings)(_keep_interrupts(command))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,7 +133,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         sys.stdout.flush()
         return int(code or OK)
     except UserError as error:
+        discard_refused()
         return _fail(str(error), WRONG)
+    except SystemExit as end:  # the program's own parser has printed its help
+        return end.code if isinstance(end.code, int) else OK
     except _BadUsage as error:
         message = getattr(error, "format_message", error.__str__)()
         if not message:  # no command was named: the help was shown

@@ -43,7 +43,7 @@ def of_run(spec: RunSpec, cluster: str) -> dict[str, Any]:
     from elastune.train.program.load import load_as_guest, merge
 
     check_run(spec)
-    config = merge(load_as_guest(spec.program).config, spec.config)
+    config = merge(load_as_guest(spec.program, spec.seed).config, spec.config)
     bounds = {"epochs": spec.epochs or config.get("epochs"), "max_steps": spec.max_steps}
     return {
         "command": "run",

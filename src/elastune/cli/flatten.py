@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 
 from typer.models import ArgumentInfo, OptionInfo
 
+from elastune.cli.program_words import split
 from elastune.core.run import CommandLine
 
 # --- the command line that the journal keeps ---
@@ -39,7 +40,7 @@ def command_line_of(name: str, parameters: Sequence[Parameter], values: Mapping[
             continue
         info = next(each for each in parameter.annotation.__metadata__ if isinstance(each, OptionInfo | ArgumentInfo))
         if isinstance(info, ArgumentInfo):
-            files.append(str(value))
+            files += map(str, value if isinstance(value, list | tuple) else [value])
             continue
         option = _option(info, parameter.name)
         if value is True:
@@ -53,16 +54,19 @@ def resumed_words(earlier: CommandLine, changes: Sequence[str], out: Path) -> li
     """Return the words that continue the command line ``earlier`` in ``out``.
 
     Each option among ``changes`` replaces the same option of ``earlier``; a ``--set`` replaces that of the same
-    setting. With other epochs an earlier ``--max-steps`` no longer counts.
+    setting. With other epochs an earlier ``--max-steps`` no longer counts. Words of ``changes`` behind ``--`` replace
+    the program's own arguments.
     """
     name, *rest = earlier.words
     end = rest.index("--")
-    fresh = _joined(changes)
+    options, own = split(changes)
+    fresh = _joined(options)
     replaced = {_key(word) for word in fresh}
     if replaced & {"--epochs", "--set=epochs"}:  # an earlier --max-steps would end the run before its epochs
         replaced |= {"--epochs", "--max-steps"}
     kept = [word for word in rest[:end] if _key(word) not in replaced]
-    return [name, *kept, *fresh, f"--out={out}", "--resume", *rest[end:]]
+    behind = rest[end:] if own is None else [*rest[end : end + 2], *own]
+    return [name, *kept, *fresh, f"--out={out}", "--resume", *behind]
 
 
 def _option(info: OptionInfo, name: str) -> str:

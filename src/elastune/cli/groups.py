@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,9 +18,8 @@ from elastune.core.cost import ON_DEMAND, Prices
 from elastune.core.divergence import FACTOR, parse_divergence
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.mesh_choice import MeshChoice
+from elastune.core.mesh_choice import least_slots
 from elastune.core.run import (
-    DEFAULT_SLOTS,
     Adapt,
     Config,
     Elastic,
@@ -256,9 +256,10 @@ class ExecutionOptions(WorkerExecutionOptions):
         """
         settings = self.on(workers, self.chosen_mesh, self.copies, local=local)
         execution = replace(settings, topology=Topology.parse(self.topology), bucket_bytes=self.bucket_bytes)
-        least_slots = max(DEFAULT_SLOTS, MeshChoice.of(execution).most_parts(max(execution.workers, most_workers or 0)))
-        least_slots = -(-least_slots // learners) * learners
-        return replace(execution, num_slots=least_slots if self.slots is None else self.slots)
+        if self.slots is not None:
+            return replace(execution, num_slots=self.slots)
+        least = least_slots(execution, max(execution.workers, most_workers or 0))
+        return replace(execution, num_slots=-(-least // learners) * learners)
 
 
 @dataclass(frozen=True)
@@ -341,9 +342,17 @@ class FolderOptions:
     accept_changes: options.AcceptChanges = False
     json: options.Json = False
 
-    def program(self, file: Path) -> Program:
-        """The program in ``file``. Its data folder is absolute, so that commands in a journal work in any folder."""
-        return Program(file, data=None if self.data is None else self.data.resolve())
+    def program(self, file: Path, arguments: Sequence[str] | None, out: Path) -> Program:
+        """The program in ``file``. Its data folder is absolute, so that commands in a journal work in any folder.
+
+        ``arguments``: its own; without any, a command that goes on in ``out`` has those that it was begun with.
+        """
+        own = tuple(arguments or ())
+        if self.resume and not own:
+            from elastune.runtime.job.resumption import begun_arguments
+
+            own = begun_arguments(out)
+        return Program(file, data=None if self.data is None else self.data.resolve(), arguments=own)
 
     def choose(self, file: Path, command: str) -> Path:
         """Make the data folder known to the program, and return the folder for the results of ``command``."""
@@ -524,6 +533,8 @@ class HostPrices:
         ``local``: all workers run here, so no host reports a kind other than ``kind``. Raises ``UserError``.
         """
         if self.prices is None:
+            if self.kind != ON_DEMAND:
+                raise UserError("--kind is of --prices", self.kind, "add --prices FILE, or leave --kind out")
             return None
         from elastune.runtime.spot import read_host_prices
 
@@ -548,7 +559,7 @@ class RunPrices(HostPrices):
 
     def read(self, *, local: bool = True) -> Prices | None:
         if self.price is None and self.prices is None:
-            return None
+            return super().read(local=local)
         from elastune.runtime.spot import prices_of
 
         return prices_of(self.price, self.prices, self.kind, told=not local)

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from elastune.core.run import DEFAULT_SLOTS
 from elastune.tuning.study.request import StudyRequest
 
 NAMED = "NAME[:OPTION=VALUE,...]"
@@ -19,6 +18,10 @@ HELP = {
 }
 """The help text of each field of a study's request."""
 File = Annotated[Path, typer.Argument(help="The program: a Python file that defines train(session).")]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- ARGUMENT", help="Arguments of the program's own, which it finds in sys.argv."),
+]
 Out = Annotated[
     str | None,
     typer.Option(
@@ -77,8 +80,8 @@ Mode = Annotated[
 Slots = Annotated[
     int | None,
     typer.Option(
-        help="Number of equal shares that each global batch is cut into. It shows in the result. "
-        f"[default: {DEFAULT_SLOTS}, or more for more workers]"
+        help="Number of equal shares that each global batch is cut into. It shows in the result. No run has more "
+        "workers than slots. [default: as many as the command allows workers, so 1 where it names none]"
     ),
 ]
 MicroBatch = Annotated[int | None, typer.Option(help="Most samples in one forward pass. [default: no limit]")]

@@ -12,14 +12,21 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from elastune.core.formatting import printable
+from elastune.runtime.job.interrupts import terminated
 
 if TYPE_CHECKING:
     from elastune.cli.results import Result
 
 # Exit codes: done; a run failed; wrong input; the machine is taken away, try again (EX_TEMPFAIL); Ctrl-C.
 OK, FAILED, WRONG, TRY_AGAIN, INTERRUPTED = 0, 1, 2, 75, 130
+# TRY_AGAIN also after SIGTERM, with which batch systems and Kubernetes end a job that they start again elsewhere.
 FILE_WIDTH = 120  # columns of a table where no terminal sets them
 _RESULTS: ContextVar[int | None] = ContextVar("results", default=None)  # a descriptor of the command's stdout
+
+
+def stopped_code() -> int:
+    """The exit code of a command that was asked to end, and whose results can go on with --resume."""
+    return TRY_AGAIN if terminated() else INTERRUPTED
 
 
 @contextmanager

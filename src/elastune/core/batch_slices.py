@@ -25,6 +25,8 @@ class BatchSlice:
     are. ``ends_update``: the learner's own optimizer step follows; ``ends_local_step``: it is the last one of this
     worker's learners.
 
+    ``batch`` is the number of samples of its global batch.
+
     Where the workers of a replica run slots of their own (``apart``), ``together`` has what all of them run in this
     pass, by their place along the tensor axis.
     """
@@ -39,6 +41,7 @@ class BatchSlice:
     counts: float = 1.0
     ends_update: bool = False
     ends_local_step: bool = False
+    batch: int = 0
     together: tuple[BatchSlice, ...] = ()
 
 
@@ -165,6 +168,7 @@ def _passes(batch: int, everyone: list[tuple[int, range]], run: range, micro_bat
             weight=scale * len(piece) / batch,
             ends_slot=i + 1 == len(passes) or passes[i + 1][0] != slot,
             ends_step=i + 1 == len(passes),
+            batch=batch,
         )
         for i, (slot, piece) in enumerate(passes)
     ]

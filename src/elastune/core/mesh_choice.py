@@ -52,7 +52,7 @@ class MeshChoice:
         return cls(
             wanted,
             shard=UNBOUNDED if "shard" in axes else 1,
-            tensor=execution.virtual_tensor if "tensor" in axes else 1,
+            tensor=max(1, execution.virtual_tensor) if "tensor" in axes else 1,  # no blocks: a check refuses that
             pipeline=wanted.pipeline if "pipeline" in axes else 1,
             slots=execution.num_slots,
             keeps_residual=compression is not None and compression.keeps_residual,
@@ -133,6 +133,15 @@ class MeshChoice:
             weight * abs(log(getattr(mesh, axis) / getattr(self.wanted, axis))) for axis, weight in WEIGHTS.items()
         )
         return -min(mesh.replica, self.wanted.replica), workers - mesh.workers, round(distance, 9), str(mesh)
+
+
+def least_slots(execution: ExecutionSettings, most_workers: int) -> int:
+    """The slots of ``execution``, or as many more as up to ``most_workers`` workers need: one for each part of a batch.
+
+    Raises:
+        UserError: Where the mechanism divides along several axes, and no mesh says how.
+    """
+    return max(execution.num_slots, MeshChoice.of(execution).most_parts(max(1, most_workers)))
 
 
 def assign_ranks(

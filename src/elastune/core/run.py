@@ -75,8 +75,7 @@ Mode = Literal["exact", "fast"]
 Precision = Literal["fp32", "bf16"]
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
 Scalar = bool | int | float | str
-DEFAULT_SLOTS = 4  # docs/decisions/0010; more workers than that raise it
-DEFAULT_VIRTUAL_TENSOR = 4  # likewise, where layers are divided
+DEFAULT_VIRTUAL_TENSOR = 4  # where layers are divided; more workers along that axis raise it
 ConfigValue = Scalar | None | list["ConfigValue"]
 Config = dict[str, ConfigValue]
 ProgramSource = dict[str, dict[str, str]]
@@ -104,11 +103,13 @@ class Program:
         path: The file.
         train: The name of the training function.
         data: The folder of data sets that the program was told; None: it was told none.
+        arguments: Its own command line, which it reads from ``sys.argv[1:]``.
     """
 
     path: Path
     train: str = "train"
     data: Path | None = None
+    arguments: tuple[str, ...] = ()
 
     @property
     def data_text(self) -> str | None:
@@ -129,7 +130,8 @@ class ExecutionSettings:
         mode: "exact" (equal bits for any number of workers) or "fast" (equal up to rounding).
         mechanism: How a replica of the model lies on workers. "replicated": every worker holds all of it. Names are
             joined by "+": "tensor+zero". See ``core.mechanism_name``.
-        num_slots: Equal shares of every global batch. It belongs to the run and stays when workers change.
+        num_slots: Equal shares of every global batch. It belongs to the run and stays when workers change. None: one
+            for each worker that trains on samples of its own, so one without other workers (docs/decisions/0010).
         threads: CPU threads of each worker; equal on every worker, because results of CPU kernels may depend on it.
         device: "cpu", "cuda" or "cuda:N".
         precision: "fp32" or "bf16" (autocast in the forward pass).
@@ -155,7 +157,7 @@ class ExecutionSettings:
     workers: int = None  # type: ignore[assignment]  # a number once it is made
     mode: Mode = "exact"
     mechanism: str = None  # type: ignore[assignment]
-    num_slots: int = DEFAULT_SLOTS
+    num_slots: int = None  # type: ignore[assignment]
     threads: int = 1
     device: str = "cpu"
     precision: Precision = "fp32"
@@ -170,9 +172,14 @@ class ExecutionSettings:
     topology: Topology = field(default_factory=Topology)
     bucket_bytes: int | None = None
 
+    @property
+    def cuts_batches(self) -> bool:
+        """Whether a worker may get a global batch in several parts, one after another."""
+        return self.micro_batch is not None or (self.mode == "exact" and self.num_slots > 1)
+
     def __post_init__(self) -> None:
         told: Any = self
-        for name_ in ("copies", "virtual_tensor", "zero_stage", "bucket_bytes"):
+        for name_ in ("num_slots", "copies", "virtual_tensor", "zero_stage", "bucket_bytes"):
             value = getattr(told, name_)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise UserError(f"{name_} must be a whole number", repr(value), f"for example {name_}=2")
@@ -197,7 +204,11 @@ class ExecutionSettings:
             alone = workers if name.dividing == ("tensor",) else 1
             blocks = max(DEFAULT_VIRTUAL_TENSOR, alone if self.mesh is None else self.mesh.tensor) if name.tensor else 1
         compress = None if compression is None else str(compression)
-        settled = {"mechanism": str(name), "workers": workers, "virtual_tensor": blocks, "compress": compress}
+        slots = told.num_slots
+        if slots is None and self.mesh is None:
+            slots = 1 if name.tensor or name.pipeline else workers
+        settled: dict[str, Any] = {"mechanism": str(name), "workers": workers, "virtual_tensor": blocks}
+        settled |= {"compress": compress, "num_slots": self.mesh.batch if slots is None and self.mesh else slots}
         for field_, value in settled.items():
             object.__setattr__(self, field_, value)
 

@@ -191,6 +191,5 @@ def slot_cost_text(num_slots: int, workers: int) -> str:
         return ""
     on = "1 worker" if workers == 1 else f"{workers} workers"
     more = "at least " if -(-num_slots // workers) > max(MEASURED_SLOT_COST) else "about "
-    fewer = max(workers, num_slots // 4)
     told = f"{num_slots} slots on {on}: {more}{low:g} to {high:g} x the CPU time of plain PyTorch, by small passes"
-    return f"{told} (measured on a LeNet, a ResNet-18 and a small GPT, not here); --slots {fewer} or --mode fast: less"
+    return f"{told} (measured on a LeNet, a ResNet-18 and a small GPT, not here); --mode fast or fewer slots: less"

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from elastune.core.formatting import byte_count, count, duration, estimate, modelled, number, plain
 from elastune.core.journal.records import (
@@ -37,12 +37,14 @@ from elastune.report.frontier import answer_lines
 from elastune.report.lines import accepted_lines, stages_line
 from elastune.report.overviews import RunOverview, StudyOverview, config_and_sync
 from elastune.report.tables import divided_lines
-from elastune.train.program.space import from_json
 from elastune.tuning.search.front import nondominated
 from elastune.tuning.search.importance import Importance
 from elastune.tuning.search.objective import Objective, oriented, valued
 from elastune.tuning.study.results import FATES, Study, worker_time
 from elastune.tuning.study.trials import Trial
+
+if TYPE_CHECKING:
+    from optuna.distributions import FloatDistribution, IntDistribution
 
 MOST_STEPS = 6  # along the front
 MOST_REASONS = 5
@@ -300,6 +302,10 @@ def _times(study: Study) -> tuple[str, ...]:
 
 def _next(study: Study) -> tuple[str, ...]:
     """Bounds of the space at which the best trials lie: the search did not look beyond them."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # here: few reports
+
+    from elastune.train.program.space import from_json
+
     best = [] if study.tasks else _best(study)
     lines: list[str] = []
     for name in sorted({name for trial in best for name in trial.params}):

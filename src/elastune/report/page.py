@@ -209,6 +209,7 @@ def run_page(
             started.seed,
             started.epochs,
             data=started.data,
+            arguments=started.arguments,
         ),
         command_note="These settings again:",
     )
@@ -456,6 +457,7 @@ def _trial_command(study: StudyOverview, trial: TrialOverview | None) -> str:
         study.settings.get("defaults"),
         study.settings.get("divergence", FACTOR),
         study.settings.get("data"),
+        study.settings.get("arguments", ()),
     )
 
 

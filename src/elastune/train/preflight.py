@@ -65,6 +65,7 @@ def _request(spec: RunSpec, longest_s: float) -> dict[str, object]:
     return {
         "path": str(spec.program.path.resolve()),
         "train": spec.program.train,
+        "arguments": list(spec.program.arguments),
         "config": spec.config,
         "seed": spec.seed,
         "execution": spec.execution.to_json(),
@@ -80,7 +81,8 @@ def main() -> int:
     request, reply = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, request["longest_s"])  # ends this process
-    loaded = load(Program(Path(request["path"]), request["train"]))
+    program = Program(Path(request["path"]), request["train"], arguments=tuple(request["arguments"]))
+    loaded = load(program, request["seed"], request["config"])
     execution = ExecutionSettings.from_json(request["execution"])
     refusal = refusal_of(loaded, request["config"], execution, reply.parent, request["seed"])
     draft = reply.with_suffix(".part")

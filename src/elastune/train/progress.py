@@ -92,6 +92,16 @@ class Progress:
     begun: list[StartedFrom] = field(default_factory=list)
     losses: dict[str, LossTrack] = field(default_factory=dict)
 
+    @property
+    def steps_of_epoch(self) -> int:
+        """How many steps of the present epoch are completed."""
+        first = self.position.step
+        for epoch, _, _, _, first_step, *_ in reversed(self.spans):
+            if epoch != self.position.epoch:
+                break
+            first = min(first, first_step - 1)
+        return self.position.step - first
+
     def is_best(self, metric: str, direction: Literal["min", "max"]) -> bool:
         """Whether the newest value of ``metric`` is better than the value of the checkpoint that is kept, if any."""
         value, best = self.metrics[metric], self.best.get(metric)

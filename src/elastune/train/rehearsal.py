@@ -38,8 +38,9 @@ from elastune.parallel.mechanisms.tensor.tensor_parallel import chosen
 from elastune.parallel.mechanisms.tensor_storage import built_in_parts
 from elastune.parallel.sync.registry import refuse_unfit
 from elastune.train.compiling import uncompiled
+from elastune.train.data.batches import Batches
 from elastune.train.data.loading import LoaderOptions, fetch, to_device
-from elastune.train.data.source import data_request
+from elastune.train.data.source import DataRequest, data_request
 from elastune.train.models import Prepared
 from elastune.train.program.errors import cause_of
 from elastune.train.program.load import LoadedProgram, load, merge, process_restored
@@ -111,9 +112,8 @@ def rehearse_apart(program: Program, config: Config, seed: int = 0) -> ProgramSi
     """
     with tempfile.TemporaryDirectory(prefix="elastune-rehearsal-") as folder:
         request, reply = Path(folder) / "request.json", Path(folder) / "reply.json"
-        request.write_text(
-            json.dumps({"path": str(program.path), "train": program.train, "config": config, "seed": seed})
-        )
+        asked = {"path": str(program.path), "train": program.train, "arguments": list(program.arguments)}
+        request.write_text(json.dumps({**asked, "config": config, "seed": seed}))
         command = [sys.executable, "-m", "elastune.train.rehearsal", str(request), str(reply)]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False)
         if done.returncode != 0 or not reply.exists():
@@ -189,7 +189,7 @@ class Rehearsal:
         program_size: The size of the step, once it is over.
     """
 
-    rank, size, epoch, step, samples, turn, seconds = 0, 1, 0, 0, 0, 0, 0.0
+    rank, size, epoch, step, batch_index, samples, turn, seconds = 0, 1, 0, 0, 0, 0, 0, 0.0
     ends_step = leader = True
 
     def __init__(self, config: Config, seed: int, device: torch.device, most: int) -> None:
@@ -227,11 +227,13 @@ class Rehearsal:
 
     def batches(
         self, data: Any, batch_size: int | None = None, *, train: bool = True, turns: int = 1, **options: Any
-    ) -> Iterator[Any]:
-        """Yield one batch of a few samples of ``data``; of an evaluation none."""
+    ) -> Batches:
+        """Return one batch of a few samples of ``data``; of an evaluation none."""
         request = data_request(data, batch_size, **options)
-        if not train:
-            return
+        count = None if request.streams else -(-len(request.dataset) // request.batch_size)
+        return Batches(self._batches(request) if train else iter(()), lambda: count)
+
+    def _batches(self, request: DataRequest) -> Iterator[Any]:
         if self._model is None:
             raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
         samples = request.source(self.seed)(0).length(0, 1)
@@ -245,7 +247,15 @@ class Rehearsal:
             yield batch
         raise UserError("a training pass must call session.backward", "a batch without it", "call it with the loss")
 
-    def backward(self, loss: torch.Tensor, model: nn.Module | None = None, *, more: bool = False) -> None:
+    def backward(
+        self,
+        loss: torch.Tensor,
+        model: nn.Module | None = None,
+        *,
+        reduction: str = "mean",
+        count: Any = None,
+        more: bool = False,
+    ) -> None:
         """Run the rest of the step, keep its size, and raise ``Rehearsed``."""
         assert self._model is not None
         assert self._optimizer is not None
@@ -282,6 +292,11 @@ class Rehearsal:
             fullest_bytes=stages.parameters,
         )
         raise Rehearsed
+
+    def backward_global(self, loss: Callable[..., torch.Tensor], encode: Callable[..., Any], *inputs: Any) -> None:
+        """As ``backward``, of the loss of these samples alone."""
+        features = encode(*inputs)
+        self.backward(loss(features) if isinstance(features, torch.Tensor) else loss(*features))
 
     def report(self, **metrics: Any) -> None:
         """Nothing is kept."""
@@ -639,9 +654,10 @@ class TensorParallelProfiler:
 def main() -> int:
     """The process: read the request from the file of its first argument, write the reply to that of its second."""
     request, reply = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    program = Program(Path(request["path"]), request["train"])
+    program = Program(Path(request["path"]), request["train"], arguments=tuple(request["arguments"]))
+    config, seed = request["config"], request["seed"]
     try:
-        answer = asdict(rehearse(load(program), program, request["config"], request["seed"]))
+        answer = asdict(rehearse(load(program, seed, config), program, config, seed))
     except UserError as error:
         answer = {"error": error.told}
     reply.write_text(json.dumps(answer))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from elastune.core.errors import UserError
 
 _GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # a group's learning rate, and rates that schedulers keep there
 _SCHEDULER_RATES = ("base_lrs", "max_lrs", "min_lrs", "_last_lr")
@@ -38,6 +41,101 @@ def gate(scheduler: Any, between_steps: Callable[[], bool], mean: Callable[[Any]
             kind.step(self, *args, **kwargs)
 
     scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})
+
+
+# --- schedulers that the program did not give to session.prepare ---
+
+
+class FoundSchedulers:
+    """The schedulers of prepared optimizers that the program steps and did not give to ``session.prepare``.
+
+    They are looked for once, before the first step. A state that was loaded earlier waits for them.
+
+    Attributes:
+        schedulers: Those that were found, in an order that is the same on all workers and at each start.
+    """
+
+    def __init__(self) -> None:
+        self.schedulers: tuple[Any, ...] = ()
+        self._searched = False
+        self._waiting: list[dict[str, Any]] = []
+
+    def search(self, optimizers: Sequence[torch.optim.Optimizer], given: Sequence[Any]) -> tuple[Any, ...]:
+        """Look for the schedulers of ``optimizers`` beside the ``given`` ones; return those that are new.
+
+        Raises:
+            UserError: Where the waiting state is that of other schedulers.
+        """
+        if self._searched:
+            return ()
+        self._searched = True
+        self.schedulers = schedulers_of(optimizers, given)
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self.load(waiting)
+        return self.schedulers
+
+    def states(self) -> list[dict[str, Any]]:
+        """Their states, each with its class under "kind" and the state under "state"."""
+        found = [{"kind": _kind(each), "state": each.state_dict()} for each in self.schedulers]
+        return found if self._searched else self._waiting
+
+    def load(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from ``states``, now or once they are found. Raises ``UserError`` if they are of other schedulers."""
+        if not self._searched:
+            self._waiting = [dict(each) for each in states]
+            return
+        kinds, now = [each["kind"] for each in states], [_kind(each) for each in self.schedulers]
+        if kinds and kinds != now:
+            rule = "a run goes on with the schedulers that its optimizers had"
+            value = f"{', '.join(now) or 'none'} before the first epoch, and {', '.join(kinds)} in the saved state"
+            raise UserError(rule, value, "make them before session.epochs")
+        for scheduler, saved in zip(self.schedulers, states, strict=False):
+            scheduler.load_state_dict(saved["state"])
+
+
+def schedulers_of(optimizers: Sequence[torch.optim.Optimizer], given: Sequence[Any]) -> tuple[Any, ...]:
+    """The living schedulers of ``optimizers``, without ``given`` ones and without parts of others, in a fixed order."""
+    places = {id(optimizer): place for place, optimizer in enumerate(optimizers)}
+    alive = _living(places)
+    if not alive and gc.get_freeze_count() and any(map(_is_scheduled, optimizers)):
+        gc.unfreeze()  # the program made it when it was imported
+        alive = _living(places)
+        gc.freeze()
+    parts = {id(part) for each in (*given, *alive) for part in [*_all([each])][1:]} | set(map(id, given))
+    found = [each for each in alive if id(each) not in parts]
+    return tuple(sorted(found, key=lambda each: (places[id(each.optimizer)], _kind(each), repr(each.state_dict()))))
+
+
+def _living(places: Mapping[int, int]) -> list[Any]:
+    """The schedulers of the optimizers whose ids are in ``places``."""
+    schedules: dict[type, bool] = {}
+    alive = []
+    for each in gc.get_objects():  # an optimizer does not know its schedulers
+        kind = type(each)
+        if kind not in schedules:
+            schedules[kind] = _is_scheduler(kind)
+        if schedules[kind] and id(getattr(each, "__dict__", {}).get("optimizer")) in places:
+            alive.append(each)
+    return alive
+
+
+def _is_scheduled(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether one of torch's schedulers has wrapped the optimizer's ``step``."""
+    return hasattr(optimizer.step, "_wrapped_by_lr_sched")
+
+
+def _is_scheduler(kind: type) -> bool:
+    """Whether objects of ``kind`` schedule an optimizer: torch's, or of another package with the same methods."""
+    if issubclass(kind, LRScheduler):
+        return True
+    methods = all(callable(getattr(kind, name, None)) for name in ("step", "state_dict", "load_state_dict"))
+    named = "sched" in f"{kind.__module__}.{kind.__name__}".lower() and not kind.__module__.startswith("elastune.")
+    return methods and named and not issubclass(kind, torch.optim.Optimizer)
+
+
+def _kind(scheduler: Any) -> str:
+    return type(scheduler).__name__
 
 
 def learning_rates(optimizer: torch.optim.Optimizer | None) -> list[float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -45,13 +46,16 @@ from elastune.train.checkpoints.out_folder import OutFolder, claim
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.collectives import Call, CollectiveHandle, Kind, NamedCollectives
 from elastune.train.compiling import Autocast, by_shapes_alone, plain
+from elastune.train.data.batches import Batches
 from elastune.train.data.loading import LoaderOptions
 from elastune.train.data.sample_log import SampleLog
-from elastune.train.data.source import data_request
+from elastune.train.data.source import data_request, global_batches
 from elastune.train.evaluations import Evaluations, Number, floats_of, sample_counts
+from elastune.train.losses import loss_kind
 from elastune.train.machine import run_context
 from elastune.train.models import Prepared, Unfreezing, WeightSources, unfreezing
 from elastune.train.predictions import check_name, meet_and_keep, own_part
+from elastune.train.program.loops import refuse_counted_slots
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, Progress, StepMemory, StepTimes
 from elastune.train.proof.recorder import Recorder
 from elastune.train.rng import seed_everything
@@ -61,6 +65,7 @@ from elastune.train.tracked import Tracked, is_scaled
 from elastune.train.training_state import HeldSettings, TrainingState
 
 T = TypeVar("T")
+OWN = "elastune"  # the package whose adapters draw batches themselves
 LONGEST_WHY = 300  # characters of session.stop's reason
 FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
@@ -190,11 +195,13 @@ class Session:
         )
         self.state = self._parts.state
         self._models: list[nn.Module] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
         self._autocasts: Sequence[Autocast] = ()
         self._unfreezing: tuple[Unfreezing, ...] = ()  # of each model
         self._held: HeldSettings | None = None  # settings that lines before the first epoch must not change
         self._planned = spec.epochs or 0
         self._passes_in_epoch = 0
+        self._turns = 1  # of the newest pass
 
     def record(self, recorder: Recorder | None) -> None:
         """Let ``recorder`` record the steps of this session, for a check."""
@@ -215,6 +222,7 @@ class Session:
         if self._held is not None:
             self._held.restore()
             self._held = None
+        self._find_schedulers()
         total = self._planned = count if spec.epochs is None else spec.epochs
         while progress.position.epoch < total and loop.begins_epoch():
             epoch = progress.position.epoch
@@ -253,12 +261,14 @@ class Session:
         pin_memory: bool | None = None,
         prefetch_factor: int | None = None,
         turns: int = 1,
-    ) -> Iterator[Any]:
-        """Yield this worker's batches of one pass over ``data``, collated and on ``session.device``.
+    ) -> Batches:
+        """Return an iterator over this worker's batches of one pass over ``data``, collated and on ``session.device``.
 
         A training pass continues where a resumed run stopped. Each batch of it needs one ``session.backward``. With
-        ``train=False`` the pass is an evaluation: in order, each batch of ``batch_size`` samples goes to one worker,
-        and sums over workers count every sample once.
+        several slots a global batch comes in several of them: put what belongs to the global batch (counts, breaks,
+        logs) under ``if session.ends_step:``. ``len()`` is the number of global batches. With ``train=False`` the pass
+        is an evaluation: in order, each batch of ``batch_size`` samples goes to one worker, and sums over workers count
+        every sample once.
 
         Args:
             data: A map-style data set, a stream (``IterableDataset``), or a ``DataLoader`` of either. A loader's data
@@ -274,7 +284,8 @@ class Session:
                 have one turn each.
 
         Raises:
-            UserError: For data that cannot be divided among workers, and for options that contradict each other.
+            UserError: For data that cannot be divided among workers; for options that contradict each other; for a
+                loop that acts by its own count of batches, where a global batch has several.
 
         Example:
             >>> for x, y in session.batches(DataLoader(train_set, batch_size=256, shuffle=True)):
@@ -299,16 +310,25 @@ class Session:
         if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
             raise UserError("a batch has a whole number of turns, at least 1", turns, "such as turns=2")
         if not train:
-            return self._evaluation_pass(request.to_evaluate(self.seed), request.batch_size, request.loading)
+            data, size = request.to_evaluate(self.seed), request.batch_size
+            count = None if request.streams else -(-len(data) // size)
+            return Batches(self._evaluation_pass(data, size, request.loading), lambda: count)
         _ = self.state.prepared  # raises where there is no model yet
         if self._passes_in_epoch:
             raise UserError("an epoch holds one training pass", "a second one", "use one more session.epochs")
         self._passes_in_epoch += 1
+        self._turns = turns
         if turns > 1:
             self._forbid_strategies(refuse_repeated_batches)
         self.state.data.begin_pass(request.dataset, self.epoch)
         request = replace(request, turns=turns)
-        return self._parts.loop.training_pass(request.source(self.seed), request.batch_size, self._planned)
+        caller = sys._getframe(1)
+        if self._parts.spec.execution.cuts_batches and caller.f_globals.get("__name__", "").partition(".")[0] != OWN:
+            refuse_counted_slots(caller.f_code.co_filename, caller.f_lineno)
+        source, epoch = request.source(self.seed), self.epoch
+        batches = self._parts.loop.training_pass(source, request.batch_size, self._planned)
+        size = self._parts.progress.batch_size or request.batch_size
+        return Batches(batches, lambda: global_batches(source(epoch), size))
 
     @property
     def epoch(self) -> int:
@@ -319,6 +339,11 @@ class Session:
     def step(self) -> int:
         """The number of completed steps (global batches)."""
         return self._parts.progress.position.step
+
+    @property
+    def batch_index(self) -> int:
+        """Which global batch of the epoch the current one is, from 0; ``step`` counts through all epochs."""
+        return self._parts.progress.steps_of_epoch // self._turns
 
     @property
     def turn(self) -> int:
@@ -334,8 +359,17 @@ class Session:
     def ends_step(self) -> bool:
         """Whether the current batch completed a step: a worker with several slots has several batches in a step.
 
-        Inside the batch loop, put whatever counts steps, reports or breaks under ``if session.ends_step:``. A step in
-        which a worker was lost is done again: none of its batches ended it.
+        Inside the batch loop, put whatever counts steps, reports or breaks under ``if session.ends_step:``. With one
+        slot it is always true after ``session.backward``. A step in which a worker was lost is done again: none of its
+        batches ended it.
+
+        Example:
+            >>> for x, y in session.batches(loader):
+            ...     session.backward(F.cross_entropy(model(x), y))
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
+            ...     if session.ends_step and session.batch_index % 100 == 0:
+            ...         print(session.epoch, session.batch_index, session.loss)
         """
         return not self._parts.transaction.more_to_come
 
@@ -529,8 +563,9 @@ class Session:
     def prepare(self, *models_optimizers_schedulers: Any, plan: Plans | None = None) -> tuple[Any, ...]:
         """Attach mechanism, precision and checkpoints to models and optimizers. Use the returned objects from here on.
 
-        It moves the model to ``session.device`` and gives every worker the initial state of rank 0. Pass schedulers
-        that step inside the batch loop here; ``ReduceLROnPlateau`` then steps with the mean over workers.
+        It moves the model to ``session.device`` and gives every worker the initial state of rank 0. Schedulers may be
+        among the arguments. Others of these optimizers, made before ``session.epochs``, are found and treated alike:
+        they step where a step ends, ``ReduceLROnPlateau`` with the mean over workers, and are saved.
 
         Args:
             models_optimizers_schedulers: The model, its optimizer and any schedulers; or several models and optimizers,
@@ -563,31 +598,97 @@ class Session:
             self._autocasts = [Autocast(each, self.device) for each in prepared.models]
         replacements = {id(prepared.model): trained.replica.model, id(prepared.optimizer): trained.replica.optimizer}
         self._held = trained.held() if self._resume_or_begin() else None
-        for scheduler in prepared.schedulers:
-            gate(scheduler, lambda: self._parts.transaction.ends_local_step, self.mean)
+        self._gate(prepared.schedulers)
         self._models = prepared.models
         if (recorder := self._parts.loop.recorder) is not None:
-            recorder.rank = self.rank
-            recorder.begins(prepared.optimizer, trained.replica.module)
-        return tuple(replacements.get(id(each), each) for each in models_optimizers_schedulers)
+            recorder.begins(prepared.optimizer, trained.replica.module, self.rank)
+        returned = tuple(replacements.get(id(each), each) for each in models_optimizers_schedulers)
+        both = (*models_optimizers_schedulers, *returned)
+        self._optimizers = [*{id(each): each for each in both if isinstance(each, torch.optim.Optimizer)}.values()]
+        return returned
 
-    def backward(self, loss: torch.Tensor, model: nn.Module | None = None, *, more: bool = False) -> None:
+    def backward(
+        self,
+        loss: torch.Tensor,
+        model: nn.Module | None = None,
+        *,
+        reduction: Literal["mean", "sum"] = "mean",
+        count: float | torch.Tensor | None = None,
+        more: bool = False,
+    ) -> None:
         """Run the backward pass of ``loss``, the MEAN over the batch that ``batches`` just gave.
 
         After the last call of a step, the gradients are those of the mean over the global batch, equal on all workers.
         Before that call no parameter has a gradient.
 
         Args:
-            loss: The mean loss over the batch; a scalar.
+            loss: The loss over the batch; a scalar.
             model: Of several prepared models, the only one that gets gradients; others may be a part of the loss.
+            reduction: "sum" for a loss that is a sum over its samples: the gradients are those of the sum over the
+                global batch.
+            count: The number of elements that the loss is a mean over, where it is not the number of samples: tokens
+                that are not padding, pixels under a mask. The gradients are those of the mean over all elements of
+                the global batch. Give it in each call, also where it is 0.
             more: Another loss of the same batch follows, in a call of its own; their gradients add up.
 
         Raises:
+            UserError: For a count that is no number, and where the run's mechanism or compression cannot divide by it.
             Diverged: Where the loss is not finite, or has exploded.
+
+        Example:
+            >>> for tokens, targets in session.batches(texts, batch_size=32):
+            ...     loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100)
+            ...     session.backward(loss, count=(targets != -100).sum())
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
         """
+        kind = loss_kind(reduction, count)
         scaler = self._parts.tracked.scaler
         self.state.scale = None if scaler is None or not is_scaled(loss) else scaler.get_scale
-        self._parts.loop.backward(loss, self._trainable_of(model), more)
+        self._parts.loop.backward(loss, self._trainable_of(model), more, kind)
+        for schedule in self._unfreezing:
+            schedule.hide(self.epoch)
+
+    def backward_global(
+        self,
+        loss: Callable[..., torch.Tensor],
+        encode: Callable[..., torch.Tensor | Iterable[torch.Tensor]],
+        *inputs: Any,
+    ) -> None:
+        """Run the backward pass of a loss that compares samples of the whole global batch with each other.
+
+        It takes the place of ``backward``: contrastive losses, in-batch negatives, batch-hard triplets. With several
+        slots each forward pass runs twice: once for the features, which are gathered over all slots and workers, and
+        once with a graph for their gradients. One slot's graph is in memory at a time.
+
+        Args:
+            loss: Gets the features of the global batch, in the order of its samples, and returns the loss; a scalar.
+                It may use parameters by itself, such as a temperature.
+            encode: Computes features of a batch: a tensor, or several, each with a row for each sample. What needs no
+                gradient, such as labels, may be among them.
+            inputs: The arguments of ``encode``: what ``batches`` gave.
+
+        Raises:
+            UserError: For features without a row for each sample; for mechanisms other than ``replicated`` and
+                ``zero``; for sync strategies whose learners differ.
+            Diverged: Where the loss is not finite, or has exploded.
+
+        Example:
+            >>> def similarity(images, texts):
+            ...     logits = images @ texts.T / 0.07
+            ...     return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
+            >>> for images, texts in session.batches(pairs, batch_size=512):
+            ...     session.backward_global(similarity, model, images, texts)
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
+        """
+        scaler = self._parts.tracked.scaler
+        if scaler is not None and scaler.is_enabled():
+            rule, fix = "a loss of the global batch is not scaled", "use --precision bf16 without a gradient scaler"
+            raise UserError(rule, "a tracked gradient scaler", fix)
+        self.state.scale = None
+        self._trainable_of(None)
+        self._parts.loop.backward_global(loss, encode, inputs)
         for schedule in self._unfreezing:
             schedule.hide(self.epoch)
 
@@ -649,7 +750,7 @@ class Session:
 
     @property
     def loss(self) -> float:
-        """The mean loss over the global batch of the newest step, equal on all workers.
+        """The loss over the global batch of the newest step, equal on all workers: the mean, or the sum.
 
         Use it to steer the training: it stays right when a worker is lost, while a sum that the program keeps itself is
         lost with its worker. It is NaN before the first step. Reading it costs a wait for the device; so on a GPU it is
@@ -676,7 +777,8 @@ class Session:
         New workers first warm up while training goes on. One worker may ask, or all.
 
         Args:
-            workers: The wanted number; it is cut to the bounds of ``--workers LOW:HIGH``.
+            workers: The wanted number; it is cut to the bounds of ``--workers LOW:HIGH``. Where that leaves nothing to
+                change, the journal and the terminal say so once.
 
         Raises:
             UserError: Where another launcher started the workers.
@@ -684,6 +786,7 @@ class Session:
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise UserError("a run needs a whole number of workers, at least 1", workers, "session.resize(2)")
         self._parts.workers.resize(workers, "session.resize")
+        self._parts.adapter.note_resize(workers, self.trained)
 
     def reshape(self, mesh: str | Mesh) -> None:
         """Ask for another mesh, and for as many workers as it has, from a later step boundary on.
@@ -972,6 +1075,8 @@ class Session:
 
     def finish(self) -> None:
         """End the session: the training function has returned."""
+        if self._parts.transaction.left_between_slots:
+            self._require_whole_step()
         if self.trained is not None:  # it may have left an evaluation early
             self.trained.replica.stand_in()
         self._parts.loop.commit()
@@ -991,7 +1096,9 @@ class Session:
         """
         if self._parts.transaction.phase is Phase.LEFT:
             fix = "put 'if session.ends_step:' before the break, or use --max-steps"
-            raise UserError("a batch loop may be left between steps only", "left inside of a step", fix)
+            line = self._parts.transaction.left_at
+            value = f"left inside of a step at {line}" if line else "left inside of a step"
+            raise UserError("a batch loop may be left between steps only", value, fix)
         if self.trained is not None:
             self.trained.replica.stand_in()
 
@@ -1076,6 +1183,15 @@ class Session:
             rule, fix = "a backward pass is for a model that was prepared", "leave model out for all of them"
             raise UserError(rule, type(model).__name__, fix)
         return [p for p in model.parameters() if p.requires_grad]
+
+    def _find_schedulers(self) -> None:
+        """Make schedulers a part of the state that the program did not give to ``prepare``."""
+        if self.trained is not None:
+            self._gate(self.trained.found_schedulers.search(self._optimizers, self.trained.given_schedulers))
+
+    def _gate(self, schedulers: Iterable[Any]) -> None:
+        for scheduler in schedulers:
+            gate(scheduler, lambda: self._parts.transaction.ends_local_step, self.mean)
 
     def _forbid_strategies(self, rule: Callable[[SyncPlan], object]) -> None:
         """Allow no strategy for which ``rule`` raises ``UserError``: neither now, nor by schedule, nor later."""

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import partial
 from itertools import chain, tee
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 
@@ -38,9 +38,11 @@ from elastune.train.data.fingerprint import CHANGES, MORE_READS, PRIME, READS, c
 from elastune.train.data.loading import to_device
 from elastune.train.data.sample_log import SampleLog, add_left_out, add_steps, shorten_epoch
 from elastune.train.data.source import StepPlan, StepSource, plan_rounds, plan_steps
+from elastune.train.global_losses import FeatureGradients, Loss, SliceEncoder, gathered, refuse_gathering
+from elastune.train.losses import MEAN, LossKind, as_mean, without_gradient
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, PlannedSteps, Progress, ignore
 from elastune.train.proof.recorder import Recorder
-from elastune.train.rng import seed_everything
+from elastune.train.rng import seed_everything, streams_kept
 from elastune.train.schedules import learning_rates
 from elastune.train.training_state import TrainingState
 
@@ -51,6 +53,7 @@ _MODULI = (61, 59, 53)  # of marks: sums of 4096 workers' squares of smaller num
 NO_MARKS = (0.0,) * (1 + 2 * len(_MODULI))
 _PLAIN_TYPES = {float, int, bool, str, tuple, type(None)}  # of settings that compare as they are
 
+T = TypeVar("T")
 Outcome = Literal["over", "stopped", "again"]
 """How the steps of one view ended: the pass is over, training stops, or the rest of the pass needs new plans."""
 
@@ -126,6 +129,7 @@ class TrainingLoop:
         # Of the step:
         self._control_now: Callable[[], ControlVector] = ControlVector  # this worker's part, as it stands when called
         self._checks_loss = True
+        self._encoders: list[SliceEncoder] = []  # of slices whose pass waits for the others
         self._times = WorkerTimes()  # of the step before, as long as the view is the same
         self._stop_votes, self._stop_agreed = 0.0, False  # of workers that were asked to stop; by policies
         self._saved = 0  # the step of the newest checkpoint that was due by its number
@@ -237,7 +241,7 @@ class TrainingLoop:
 
     def _begin(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> None:
         """Begin the step of ``plan``, with this worker's part of the control vector."""
-        self._workers.left = ""
+        self._workers.left, self._encoders = "", []
         due = self._device.type == "cpu" or self._progress.position.step % CHECK_LOSS_EVERY == 0
         self._checks_loss = due and not self._adapter.survives_divergence
         if monitoring := self._adapter.monitoring:
@@ -331,19 +335,26 @@ class TrainingLoop:
         transaction = self._transaction
         self._workers.leaves("the batch loop")
         if transaction.phase in (Phase.OPEN, Phase.LOST):
-            transaction.leave()
+            transaction.leave(self._workers.where())
         if transaction.phase is not Phase.APART:  # else workers meet in the next call: nothing may be raised here
             self.commit()
 
     # -- reduce -------------------------------------------------------------------------------------------------------
 
-    def backward(self, loss: torch.Tensor, only: list[torch.nn.Parameter] | None = None, more: bool = False) -> None:
+    def backward(
+        self,
+        loss: torch.Tensor,
+        only: list[torch.nn.Parameter] | None = None,
+        more: bool = False,
+        kind: LossKind = MEAN,
+    ) -> None:
         """Run one backward pass; after the step's last one, reduce the step. See ``Session.backward``.
 
         Args:
-            loss: The mean loss over the batch.
+            loss: The loss over the batch.
             only: The parameters that get gradients; None: all.
             more: Another loss of the same batch follows.
+            kind: What the loss is over.
         """
         transaction, workers, step = self._transaction, self._workers, self._progress.position.step
         if transaction.phase is Phase.LOST:
@@ -352,22 +363,52 @@ class TrainingLoop:
         sync.replica.only = only
         if loss.numel() != 1:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
+        given, loss = loss, as_mean(loss, part, kind, sync)
         speaks = self._checks_loss and sync.replica.speaks(workers.comms.mesh, workers.comms.rank)
         if speaks and not math.isfinite(value := loss.item()):  # a worker that does not speak has a stand-in
             raise Diverged(f"loss is {value} at step {step + 1}")
         if self.recorder is not None:
-            self.recorder.loss(loss, sync.replica.module, only)
+            self.recorder.loss(given, loss, sync.replica.module, only)
         if more:
-            self._adapter.monitoring.refuse_more()
+            self._adapter.monitoring.refuse_cut_losses("more=True")
             transaction.add(loss)
             return
         if not sync.meets_after_step:
             self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step and not sync.meets_after_step:
             workers.say("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
-        sums = transaction.reduce(loss, self._adapter.votes)
+        with without_gradient(sync, kind):
+            sums = transaction.reduce(loss, self._adapter.votes)
         if sums is not None:
             self._reduced(sums)
+
+    def backward_global(self, loss: Loss, encode: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+        """Keep a slice's call; with the last one, pass all slices. See ``Session.backward_global``."""
+        transaction, step = self._transaction, self._progress.position.step
+        if transaction.phase is Phase.LOST:
+            return
+        part, sync = transaction.due(), self._state.prepared.sync
+        refuse_gathering(sync)
+        encoder = SliceEncoder.of(part, encode, inputs)
+        if len(part.samples) == part.batch:
+            self.backward(loss(*encoder.features()))
+            return
+        self._adapter.monitoring.refuse_cut_losses("session.backward_global")
+        self._encoders.append(encoder)
+        if not part.ends_step:
+            transaction.defer()
+            return
+        encoders, self._encoders = self._encoders, []
+        self._workers.say("gathering", step, what=f"the features of step {step + 1}")
+        features = transaction.exchanged(lambda: gathered(encoders, sync))
+        if features is None:
+            return
+        with streams_kept():  # a loss may draw, alike on all workers
+            seed_everything(derive(self._spec.seed, "global loss", step))
+            gradients = FeatureGradients.of(loss, features, sync.replica.params)
+        for encoder in encoders:
+            transaction.take_up(encoder.part)
+            self.backward(gradients.loss_of(encoder))
 
     def meet(self, *, repeatable: bool = True) -> None:
         """Meet, if workers meet after the optimizer's step and have not met yet. See ``StepTransaction.meet``."""
@@ -394,6 +435,7 @@ class TrainingLoop:
             self._require_alike(transaction.plan, trained)
             check_committed_samples(transaction.plan, sums)
         self._stop_votes = sums.stop
+        trained.sync.divide_by_counts()
         self._state.reduced(trained.sync)
         if self.recorder is not None:
             settings = OptimizerSettings.by_name(trained.optimizer)
@@ -571,6 +613,7 @@ class StepTransaction:
         plan: The newest step that was begun.
         attempts: How many steps were begun.
         reevaluates_loss: The optimizer (LBFGS) may ask for the loss of the same batch again.
+        left_at: The line at which the batch loop was left inside of a step.
     """
 
     def __init__(self, workers: WorkerGroup, progress: Progress, log: SampleLog) -> None:
@@ -578,6 +621,7 @@ class StepTransaction:
         self.unrepeatable = True
         self.reevaluates_loss = False
         self.attempts = 0
+        self.left_at = ""
         self._workers = workers
         self._progress = progress
         self._log = log
@@ -632,6 +676,11 @@ class StepTransaction:
         if self.phase is Phase.OPEN:
             return self._slice is None or not self._slice.ends_step
         return self.phase in (Phase.LOST, Phase.LEFT)
+
+    @property
+    def left_between_slots(self) -> bool:
+        """Whether the batch loop was left inside of a step of several batches."""
+        return self.phase is Phase.LEFT and len(self.plan.slices) > 1
 
     @property
     def ends_local_step(self) -> bool:
@@ -694,6 +743,27 @@ class StepTransaction:
             return False
         self._slice = self._newest = part
         return True
+
+    def defer(self) -> None:
+        """The due slice is passed later, before the step's last one; see ``take_up``."""
+        self.due()
+        self._slice = None
+
+    def take_up(self, part: BatchSlice) -> None:
+        """Begin a deferred slice, or the last one, once more: its passes follow at once."""
+        self._require(Phase.OPEN)
+        self._sync.begin(part, starts_step=part is self.plan.slices[0])
+        self._slice = part
+
+    def exchanged(self, act: Callable[[], T]) -> T | None:
+        """The result of ``act``, which all workers do within the step; None if the step is lost in it."""
+        self._require(Phase.OPEN)
+        try:
+            return act()
+        except GroupBroken as error:
+            self._slice = None
+            self.recover(error)
+            return None
 
     def add(self, loss: torch.Tensor) -> None:
         """Run a backward pass of the due slice that is not its last one."""
@@ -818,9 +888,10 @@ class StepTransaction:
         self.phase, self.unrepeatable = Phase.BETWEEN, False
         self._workers.synchronised = True
 
-    def leave(self) -> None:
-        """The user's lines left the batch loop before the step was completed."""
+    def leave(self, line: str = "") -> None:
+        """The user's lines, at ``line``, left the batch loop before the step was completed."""
         self._require(Phase.OPEN, Phase.LOST)
+        self.left_at = line
         self._sync.abandon()
         self.phase, self._slice = Phase.LEFT, None
 

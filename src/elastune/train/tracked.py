@@ -6,7 +6,6 @@ In a loop that passes several times through a step, averages and gradient scaler
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,14 +15,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan
-from elastune.parallel.sync.base import StepStatistics
 from elastune.train.checkpoints.tree import to_tree
 from elastune.train.compiling import plain
 from elastune.train.program.errors import text_of
 
 UNTRACKED = "No inf checks were recorded"  # in torch's error where no parameter has a gradient
 FIX = 'scaler = session.track("scaler", torch.amp.GradScaler(...)) behind session.prepare'
-_POWERS = {"loss": 1, "trace": 1, "sharpness": 1, "square": 2, "weighted": 2}  # of the scale, in statistics of a step
 _SCALED = "_elastune_scaled"
 
 
@@ -148,13 +145,6 @@ def scale_at_steps(scaler: GradScaler, ends_step: Callable[[], bool]) -> None:
 def is_scaled(loss: torch.Tensor) -> bool:
     """Whether ``loss`` is what a tracked scaler returned, unchanged."""
     return bool(getattr(loss, _SCALED, False))
-
-
-def unscaled(statistics: StepStatistics, scale: float) -> StepStatistics:
-    """The ``statistics`` of a step whose losses and gradients were multiplied by ``scale``, without it."""
-    parts = {name: value / scale ** _POWERS.get(name, 0) for name, value in statistics.parts.items()}
-    norms = None if statistics.norms is None else (statistics.norms[0] / scale**2, statistics.norms[1] / scale**2)
-    return replace(statistics, parts=parts, norms=norms)
 
 
 def untracked_scaler(error: BaseException) -> UserError | None:

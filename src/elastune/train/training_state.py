@@ -33,6 +33,7 @@ from elastune.parallel.mechanisms.tensor_storage import whole
 from elastune.parallel.sync.base import Sync
 from elastune.parallel.sync.registry import ActiveSync
 from elastune.train.checkpoints.tree import Named, Part, States, fingerprint, load_states, states_of
+from elastune.train.schedules import FoundSchedulers
 
 T = TypeVar("T")
 END = "the end of the training function"
@@ -47,18 +48,25 @@ class TrainingState:
 
     Attributes:
         active_sync: The sync strategy, which brings the workers' parts together; it has model and optimizer.
-        schedulers: The schedulers that the program gave to ``session.prepare``.
+        given_schedulers: The schedulers that the program gave to ``session.prepare``.
         built_rates: The learning rates that the program built.
         flags: Which parameters train.
+        found_schedulers: Other schedulers of the optimizers.
     """
 
     active_sync: ActiveSync
-    schedulers: tuple[Any, ...]
+    given_schedulers: tuple[Any, ...]
     built_rates: tuple[float, ...] = ()
     flags: Flags = field(init=False)
+    found_schedulers: FoundSchedulers = field(default_factory=FoundSchedulers)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flags", Flags(self.replica))
+
+    @property
+    def schedulers(self) -> tuple[Any, ...]:
+        """All schedulers."""
+        return (*self.given_schedulers, *self.found_schedulers.schedulers)
 
     @property
     def sync(self) -> Sync:
@@ -90,7 +98,7 @@ class TrainingState:
             model,
             optimizer,
             Named("sync", self.active_sync),
-            _Schedulers(self.schedulers),
+            _Schedulers(self.given_schedulers, self.found_schedulers),
             _Built(kinds, self.built_rates, self.flags),
         )
 
@@ -255,15 +263,17 @@ class TrainingState:
 class _Schedulers:
     """The schedulers, as one part of a run's state."""
 
-    schedulers: tuple[Any, ...]
+    given: tuple[Any, ...]
+    found: FoundSchedulers
     name: str = "schedulers"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"states": [scheduler.state_dict() for scheduler in self.schedulers]}
+        return {"states": [scheduler.state_dict() for scheduler in self.given], "found": self.found.states()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for scheduler, saved in zip(self.schedulers, state["states"], strict=True):
+        for scheduler, saved in zip(self.given, state["states"], strict=True):
             scheduler.load_state_dict(saved)
+        self.found.load(state["found"])
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def work(
 
     try:
         device = set_up_device(spec.execution, place)
-        program = load(spec.program)
+        program = load(spec.program, spec.seed, spec.config)
         check_unedited(spec.program, spec.source)
         worker = Worker(spec, device, program, merge(program.config, spec.config), send, stop_requested)
         if client is not None:

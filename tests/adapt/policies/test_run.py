@@ -148,12 +148,12 @@ def test_workers_beyond_what_there_may_be_are_cut_and_noted() -> None:
     run = fake_run(limits=Limits(2, 4))
     run.resize(9)
     assert run.decision == Decision(workers=4)
-    assert run.note == "asked for 9 workers; this run may have from 2 to 4"
+    assert run.note == "asked for 9 workers; this run may have from 2 to 4: start it with other --workers LOW:HIGH"
     full = fake_run(workers=4, limits=Limits(2, 4))
     full.resize(5)
     assert full.decision.empty
     assert (full.refused, run.refused) == (Decision(workers=5), Decision())
-    assert full.note == "asked for 5 workers; this run may have from 2 to 4"
+    assert full.note == "asked for 5 workers; this run may have from 2 to 4: start it with other --workers LOW:HIGH"
 
 
 def test_after_training_nothing_can_be_changed() -> None:

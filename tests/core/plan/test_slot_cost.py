@@ -32,6 +32,6 @@ def test_it_is_told_where_it_costs_something_with_what_costs_less() -> None:
     low, high = MEASURED[8]
     assert text.startswith(f"8 slots on 1 worker: about {low:g} to {high:g} x the CPU time of plain")
     assert "not here" in text
-    assert text.endswith("--slots 2 or --mode fast: less")
+    assert text.endswith("--mode fast or fewer slots: less")
     assert "at least" in slot_cost_text(16, 1)
     assert slot_cost_text(4, 2) == "", "two slots a worker cost about nothing"

@@ -439,7 +439,7 @@ def test_a_client_may_ask_for_a_size_and_nothing_else(coordinator: Coordinator) 
         assert answers(coordinator, 2) == Answer(True, "from 3 to 2 workers", [0, 1, 2])
         answer = answers(coordinator, 99)
         assert "to 8 workers" in answer.detail
-        assert "99 asked for; from 1 to 8 are allowed" in answer.detail
+        assert "99 asked for; from 1 to 8 are allowed; a run with --workers 1:99 may have them" in answer.detail
         for message in (Ready(), Broken(1, ""), Running(1, 1), Bye()):
             with Raw(coordinator) as client:
                 client.hello(coordinator, None)

@@ -630,6 +630,13 @@ def test_a_pipeline_may_have_as_many_stages_as_workers_say_there_are_layers() ->
     assert "axes of a mesh are" in objection(state, ReshapeAsked("depth=2"))
 
 
+def test_a_number_of_workers_is_cut_unless_the_run_has_one_number_only() -> None:
+    several, one = begin(range(2), 1, 4, 8), begin([0], 1, 1, 8)
+    assert objection(several, ResizeAsked(9)) == objection(one, ResizeAsked(1)) == ""
+    refused = objection(one, ResizeAsked(3))
+    assert refused.startswith("this run has 1 worker throughout (got 3): begin a run with --workers 1:3")
+
+
 def test_what_each_of_many_says_is_looked_at_once_all_have_said_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """``derive`` looks at every worker: were it called for each event, a view of thousands would take minutes."""
     looks: list[int] = []

@@ -20,7 +20,8 @@ configs = st.dictionaries(st.text(), st.recursive(scalars, lambda inner: st.list
 def test_an_order_survives_the_wire(config: dict, seed: int, resume: bool) -> None:
     mesh = Mesh(data=2, tensor=2)
     execution = ExecutionSettings(workers=4, mode="fast", micro_batch=7, mesh=mesh, copies=2, schedule="gpipe")
-    spec = RunSpec(Program(Path("a b/é.py"), "fit"), Path("/o"), config, seed, execution, epochs=2, resume=resume)
+    program = Program(Path("a b/é.py"), "fit", arguments=("--lr", "0.1", "a b"))
+    spec = RunSpec(program, Path("/o"), config, seed, execution, epochs=2, resume=resume)
     order = WorkerSpec("m:f", spec, Place(1, 3, 1, "cuda:1", False, "file:///x"), {"A": "1\n"}, "/", ["", "/x"])
     line = encode(Welcome(False, 0.5, spec=order))
     assert line.count(b"\n") == 1

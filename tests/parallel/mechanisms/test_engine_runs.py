@@ -33,7 +33,7 @@ def spec_of(
         PROGRAM,
         out,
         config=config or {},
-        execution=ExecutionSettings(workers, mechanism=mechanism, **{"mode": "fast", **execution}),
+        execution=ExecutionSettings(workers, mechanism=mechanism, **{"num_slots": 4, "mode": "fast", **execution}),
         **more,
     )
 

@@ -22,7 +22,7 @@ def run(cluster: LocalCluster, out: Path, case: str, workers: int, **execution: 
         Program(PROGRAM),
         out / f"{case}-{workers}-{execution.get('mode', 'exact')}",
         config=config,
-        execution=ExecutionSettings(workers=workers, **execution),
+        execution=ExecutionSettings(workers=workers, **{"num_slots": 4, **execution}),
         max_steps=6,
         checkpoint_every_steps=0,
     )

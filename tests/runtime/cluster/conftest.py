@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.forked import started_by
 
 from elastune.runtime.clusters.local import LocalCluster
 
@@ -53,7 +55,7 @@ def bare():
 
 @pytest.fixture(scope="package")
 def shared() -> Iterator[LocalCluster]:
-    with LocalCluster(3, entry="", preload=()) as cluster:
+    with started_by(subprocess), LocalCluster(3, entry="", preload=()) as cluster:
         yield cluster
 
 
@@ -72,7 +74,7 @@ def serve(shared: LocalCluster, monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture(scope="package")
 def warm() -> Iterator[LocalCluster]:
     """A cluster as users get it: torch and more imported."""
-    with LocalCluster(3, entry="odd_workers:all_reduce") as cluster:
+    with started_by(subprocess), LocalCluster(3, entry="odd_workers:all_reduce") as cluster:
         yield cluster
 
 

@@ -7,9 +7,12 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from elastune.runtime.clusters.local import PORT_NAME, TOKEN_NAME, DetachedCluster
 
 LIMIT_S = 60.0
+pytestmark = pytest.mark.usefixtures("processes")
 
 
 def test_a_lost_agent_is_replaced_and_nothing_is_left(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ from elastune.runtime.launcher import (
 from elastune.testing.kits.cluster import ClusterKit
 from elastune.testing.kits.launcher import LauncherKit
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 
 class ToyLauncher(Launcher):
     """Starts each worker as a program of its own. A launcher for Slurm or Ray needs no more than this."""

@@ -33,6 +33,7 @@ def records_of(events: list[Event], kind: type[Record]) -> list[Any]:
 
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.usefixtures("processes")
 
 
 class TestLocal(ClusterKit):

@@ -23,6 +23,7 @@ from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.kits.cluster import events_until_end, events_until_messages, exits, reports, spec_of
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.usefixtures("processes")
 
 
 @contextmanager

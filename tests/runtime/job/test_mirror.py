@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.forked import elastune
 
 from elastune.core.errors import UserError
 from elastune.runtime.job import output as mirrors
@@ -128,11 +127,12 @@ def test_a_url_that_cannot_be_reached_is_told_in_one_line(there: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_run_with_a_url_goes_on_from_it_without_its_folder(there: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "elastune", "run", str(PROGRAM), "--seed", "3", "--set", "epochs=1", "--json"]
-    first = subprocess.run([*words, "--max-steps", "3", "--out", f"file://{there}"], capture_output=True, text=True)
-    assert first.returncode == 0, first.stderr
+    words = ["run", str(PROGRAM), "--seed", "3", "--set", "epochs=1", "--json", "--out", f"file://{there}"]
+    said = tmp_path / "said"
+    with said.open("wb") as file:
+        assert elastune(*words, "--max-steps", "3", out=file, err=file).wait(60) == 0, said.read_text()
     assert any(name.startswith("checkpoints/step-") for name in names(there))
     shutil.rmtree(tmp_path / "elastune-out")
-    second = subprocess.run([*words, "--resume", "--out", f"file://{there}"], capture_output=True, text=True)
-    assert second.returncode == 0, second.stderr
+    with said.open("wb") as file:
+        assert elastune(*words, "--resume", out=file, err=file).wait(60) == 0, said.read_text()
     assert '"resumed_step":' in (there / "journal.jsonl").read_text()

@@ -172,7 +172,6 @@ def test_the_command_tells_a_line_each(command_here, tmp_path: Path, monkeypatch
     ]
     assert "--steps must be from 1" in command_here("check", path, "--steps", 0).line
     assert "--slots must be from 1" in command_here("check", path, "--slots", 0).line
-    assert "belong to the script of --against" in command_here("check", path, "--", "--lr", 3).line
     page, _, section = PAGE.partition("#")
     headings = [line for line in Path(page).read_text().splitlines() if line.startswith("## ")]
     assert section in {heading[3:].lower().replace(" ", "-").replace("`", "") for heading in headings}

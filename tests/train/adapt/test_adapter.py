@@ -91,7 +91,7 @@ def train(
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 def test_batch_and_rate_change_after_the_step_that_carried_the_decision(tmp_path: Path, mode: Any) -> None:
-    session, told = begin(tmp_path, "Once:batch=50", execution=ExecutionSettings(mode=mode))
+    session, told = begin(tmp_path, "Once:batch=50", execution=ExecutionSettings(mode=mode, num_slots=4))
     steps = train(session)
     assert steps[:6] == [(20, 0.1)] * 4 + [(50, 0.25)] * 2
     (decided,) = (r for r in told if isinstance(r, Decided))
@@ -102,21 +102,21 @@ def test_batch_and_rate_change_after_the_step_that_carried_the_decision(tmp_path
 
 
 def test_a_micro_batch_changes_nothing_but_the_passes(tmp_path: Path) -> None:
-    plain, _ = begin(tmp_path / "a", execution=ExecutionSettings(mode="fast"))
-    changed, told = begin(tmp_path / "b", "Once:micro=7", execution=ExecutionSettings(mode="fast"))
+    plain, _ = begin(tmp_path / "a", execution=ExecutionSettings(mode="fast", num_slots=4))
+    changed, told = begin(tmp_path / "b", "Once:micro=7", execution=ExecutionSettings(mode="fast", num_slots=4))
     assert train(plain) == train(changed)
     assert [r.outcome for r in told if isinstance(r, Decided)] == ["applied"]
 
 
 def test_lbfgs_decides_once_a_step(tmp_path: Path) -> None:
-    session, told = begin(tmp_path, "Once:lr=0.05", execution=ExecutionSettings(mode="fast"))
+    session, told = begin(tmp_path, "Once:lr=0.05", execution=ExecutionSettings(mode="fast", num_slots=4))
     steps = train(session, optimizer=torch.optim.LBFGS)
     assert [rate for _, rate in steps[:5]] == [0.1] * 4 + [0.05]
     assert [r.outcome for r in told if isinstance(r, Decided)] == ["applied"]
 
 
 def test_lbfgs_refuses_a_micro_batch(tmp_path: Path) -> None:
-    session, told = begin(tmp_path, "Once:micro=5", execution=ExecutionSettings(mode="fast"))
+    session, told = begin(tmp_path, "Once:micro=5", execution=ExecutionSettings(mode="fast", num_slots=4))
     # More iterations on one batch of random labels make the loss explode, and that ends a run.
     train(session, optimizer=partial(torch.optim.LBFGS, max_iter=2))
     assert [r.outcome for r in told if isinstance(r, Decided)] == ["refused"]

@@ -19,12 +19,12 @@ from elastune.core.run import Adapt, ExecutionSettings
 COMPARING = frozenset({"noise_scale", "noise_scale_adam"})
 SETS = {"none": (), **{name: (f"{name}:every=1",) for name in MONITORS}, "all": tuple(MONITORS)}
 MEANS = {
-    **{f"exact, {n} workers": ExecutionSettings(workers=n, mode="exact") for n in (1, 3)},
-    **{f"fast, {n} workers": ExecutionSettings(workers=n, mode="fast") for n in (1, 3)},
+    **{f"exact, {n} workers": ExecutionSettings(workers=n, mode="exact", num_slots=4) for n in (1, 3)},
+    **{f"fast, {n} workers": ExecutionSettings(workers=n, mode="fast", num_slots=4) for n in (1, 3)},
     "exact, one slot": ExecutionSettings(mode="exact", num_slots=1),
     "exact, one slot in pieces": ExecutionSettings(mode="exact", num_slots=1, micro_batch=9),
     "exact, slots in pieces": ExecutionSettings(workers=2, mode="exact", num_slots=4, micro_batch=4),
-    "fast, in pieces": ExecutionSettings(mode="fast", micro_batch=9),
+    "fast, in pieces": ExecutionSettings(mode="fast", micro_batch=9, num_slots=4),
 }
 
 ONE_PASS = (MEANS["fast, 1 workers"], MEANS["exact, one slot"])
@@ -73,7 +73,9 @@ def measured(names: frozenset[str], sent: list[Record]) -> bool:
 def test_a_policy_that_nothing_can_be_measured_for_does_nothing(tmp_path: Path) -> None:
     sent: list[Record] = []
     adapt = Adapt(policies=("gns:settle=1,factor=1,patience=1", "adascale:base_batch=2"))
-    session = lone_session(tmp_path, execution=ExecutionSettings(mode="fast"), adapt=adapt, send=sent.append)
+    session = lone_session(
+        tmp_path, execution=ExecutionSettings(mode="fast", num_slots=4), adapt=adapt, send=sent.append
+    )
     model: nn.Module = nn.Linear(3, 2)
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in session.epochs(2):

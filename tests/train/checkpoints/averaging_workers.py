@@ -28,7 +28,9 @@ class Wide(nn.Module):
 
 def average(worker: Worker, out: str) -> None:
     """Average them; say what came of it, its seconds, and those of the same numbers as Python lists."""
-    session = lone_session(Path(out), group=worker.form("w"), execution=ExecutionSettings(workers=2, mode="fast"))
+    session = lone_session(
+        Path(out), group=worker.form("w"), execution=ExecutionSettings(workers=2, mode="fast", num_slots=4)
+    )
     model = Wide(0)
     session.prepare(model, torch.optim.SGD(model.parameters()))
     for own, drifted in zip(model.buffers(), Wide(worker.rank).buffers(), strict=True):

@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
         "0 schedulers, in .*: 1": {},
         "reaches as far": {"build": sgd(lambda o: OneCycleLR(o, 0.1, total_steps=2))},
         "the seed of its parent": {"build": build, "seed": 7},
-        "the mode of its parent": {"build": build, "execution": ExecutionSettings(mode="fast")},
+        "the mode of its parent": {"build": build, "execution": ExecutionSettings(mode="fast", num_slots=4)},
         "the num_slots of its parent": {"build": build, "execution": ExecutionSettings(num_slots=2)},
     }
     for message, changes in cases.items():

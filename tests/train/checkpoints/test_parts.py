@@ -67,6 +67,9 @@ def run_state(
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     sync = prepare(model, optimizer, spec.execution, workers.comms, control=7)
     state.trained = TrainingState(active_sync(sync, spec, 7, elastic=False), (schedule,), (value / 100,))
+    other = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    other.last_epoch = int(value)
+    state.trained.found_schedulers.search([optimizer], (schedule,))
     return state
 
 

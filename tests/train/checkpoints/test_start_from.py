@@ -114,7 +114,7 @@ def test_every_worker_begins_with_what_a_run_has_learnt(cluster: LocalCluster, t
         Program(ASSETS),
         child,
         {"lr": 0.0, "seed": 5},
-        execution=ExecutionSettings(workers=2),
+        execution=ExecutionSettings(workers=2, num_slots=4),
         start_from=StartFrom(parent),
     )
     run_job(begins, cluster=cluster)
@@ -136,7 +136,9 @@ def test_a_program_that_takes_weights_goes_on_without_their_source(cluster: Loca
     config = {"source": str(parent), "fresh": ["2.*"], "seed": 5}
 
     def trained(name: str, **more: Any) -> str:
-        spec = RunSpec(Program(ASSETS), tmp_path / name, config, execution=ExecutionSettings(workers=2), **more)
+        spec = RunSpec(
+            Program(ASSETS), tmp_path / name, config, execution=ExecutionSettings(workers=2, num_slots=4), **more
+        )
         return run_job(spec, cluster=cluster).sha256
 
     whole_run = trained("whole", epochs=3)
@@ -185,7 +187,9 @@ def test_groups_train_at_rates_of_their_own(cluster: LocalCluster, tmp_path: Pat
     run_job(RunSpec(Program(ASSETS), parent), cluster=cluster)
     config = {"source": str(parent), "fresh": ["2.*"], "seed": 5, "lr": 0.5, "batch_size": 200}
     run_job(
-        RunSpec(Program(ASSETS), tmp_path / "child", config, epochs=1, execution=ExecutionSettings(workers=2)),
+        RunSpec(
+            Program(ASSETS), tmp_path / "child", config, epochs=1, execution=ExecutionSettings(workers=2, num_slots=4)
+        ),
         cluster=cluster,
     )
     plain = build({"width": 8, "norm": False, "seed": 5})

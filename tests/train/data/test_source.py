@@ -77,7 +77,7 @@ def test_workers_parts_are_the_batch(source: StepSource, workers: int) -> None:
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_pass_ends_where_its_length_says(drop_last: bool) -> None:
     source = map_style(50, drop_last)
-    sizes = [plan.size for plan in plan_steps(source, 16, Position(), ExecutionSettings(), 1, 0)]
+    sizes = [plan.size for plan in plan_steps(source, 16, Position(), ExecutionSettings(num_slots=4), 1, 0)]
     assert sizes == [16, 16, 16, *([] if drop_last else [2])]
     assert sum(sizes) == source.length(0, 16)
 
@@ -89,7 +89,7 @@ def test_the_steps_of_a_run_are_known_beforehand(drop_last: bool, size: int, at:
     source = map_style(50, drop_last)
 
     def steps(position: Position) -> int:
-        return len(list(plan_steps(source, size, position, ExecutionSettings(), 1, 0)))
+        return len(list(plan_steps(source, size, position, ExecutionSettings(num_slots=4), 1, 0)))
 
     expected = at.step + steps(at) + (epochs - at.epoch - 1) * steps(Position())
     assert steps_planned(source, at, size, epochs) == (expected if size <= 50 or not drop_last else None)

@@ -110,3 +110,13 @@ def test_an_edit_of_equal_size_within_a_second_counts(tmp_path: Path) -> None:
         path.write_text(f"config = {{'lr': {digit}}}\ndef train(session): pass\n")
         os.utime(path, (1_000_000_000, 1_000_000_000))
         assert load(Program(path)).config == {"lr": int(digit)}
+
+
+def test_a_setting_of_a_group_makes_it_where_there_is_no_config() -> None:
+    assert merge({}, {"optim.lr": 0.1, "optim.betas": [0.9], "epochs": 2}) == {
+        "optim": {"lr": 0.1, "betas": [0.9]},
+        "epochs": 2,
+    }
+    assert merge({"optim": {"lr": 1, "name": "sgd"}}, {"optim.lr": 0.1}) == {"optim": {"lr": 0.1, "name": "sgd"}}
+    with pytest.raises(UserError, match=r"either a value or a group of values \(got optim and optim.lr\)"):
+        merge({}, {"optim": 1, "optim.lr": 0.1})

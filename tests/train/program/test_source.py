@@ -9,7 +9,7 @@ import pytest
 
 from elastune.core.errors import UserError
 from elastune.core.run import Program
-from elastune.train.program.source import check_unedited, differences, source_of
+from elastune.train.program.source import check_unedited, differences, reported_metrics, source_of
 
 FILE = '''"""A program."""
 import torch
@@ -172,3 +172,22 @@ def test_a_file_of_any_length_takes_little_room(tmp_path: Path) -> None:
     assert len(json.dumps(begun)) < 100
     (tmp_path / "long.py").write_text(f"def train(session):\n{body.replace('= 2000', '= 2001')}")
     assert differences(begun, Program(tmp_path / "long.py")) == ["long.py, line 1, in train"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("def train(session): session.report(loss=1, accuracy=2)", {"loss", "accuracy"}),
+        ("def train(session):\n    session.report(loss=1)\n    session.report(late=1)", {"loss", "late"}),
+        ("def train(session): session.report(**{'loss': 1})", None),
+        ("def train(session): pass", None),
+        ("from elastune.adapters import fabric\ndef train(session): session.report(loss=1)", None),
+        ("import neighbour\ndef train(session):\n    neighbour.go(session)\n    session.report(loss=1)", None),
+    ],
+)
+def test_reported_metrics_are_known_where_the_file_names_them_all(
+    tmp_path: Path, text: str, names: set[str] | None
+) -> None:
+    (tmp_path / "neighbour.py").write_text("def go(session): session.report(other=1)")
+    (tmp_path / "named.py").write_text(text)
+    assert reported_metrics(Program(tmp_path / "named.py")) == names

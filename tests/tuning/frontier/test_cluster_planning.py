@@ -15,7 +15,7 @@ from elastune.core.plan.cluster_plan import ClusterPlan, Nodes, PlanBounds
 from elastune.core.plan.search_time import CROWDING, RANDOM_SEARCH_FACTOR, SearchModel
 from elastune.core.run import Program
 from elastune.train.rehearsal import ProgramSize
-from elastune.tuning.cluster_plan.commands import program_facts, search_command_of, trials_note
+from elastune.tuning.cluster_plan.commands import command_of, program_facts, search_command_of, trials_note
 from elastune.tuning.cluster_plan.find_plan import PlanRequest, plan_cluster, search_of
 from elastune.tuning.cluster_plan.probes import NodeLink
 
@@ -51,6 +51,16 @@ def test_the_search_s_command_names_the_sampler_that_was_asked_for() -> None:
     told = (plan, Program(Path("p.py")), {}, 0, 16)
     assert "--sampler" not in search_command_of(*told, searched())
     assert "--trials 20 --sampler random" in search_command_of(*told, searched(sampler="random"), "random")
+
+
+def test_commands_end_with_the_programs_own_arguments() -> None:
+    plan = ClusterPlan(2, Mesh(), False, 16, 16, 1.0, (0.5, 2.0), 10.0, (5.0, 20.0), 1.0, 100.0, 1.0, ("compute", 1.0))
+    program = Program(Path("p.py"), arguments=("--data", "my photos"))
+    for command in (
+        command_of(plan, program, {}, 0, 16, where="--cluster ray"),
+        search_command_of(plan, program, {}, 0, 16, searched(), where="--cluster ray"),
+    ):
+        assert command.endswith(" --cluster ray -- --data 'my photos'")
 
 
 def test_what_the_space_chooses_is_left_out_of_the_search_s_command() -> None:

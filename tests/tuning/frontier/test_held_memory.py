@@ -46,8 +46,9 @@ def train(session):
 
 @pytest.mark.parametrize("mesh", [Mesh(data=2), Mesh(shard=2)], ids=str)
 def test_a_run_holds_what_was_said_before_it_began(
-    mesh: Mesh, tmp_path: Path, cluster: LocalCluster, forked_from: Callable[..., AbstractContextManager[None]]
+    mesh: Mesh, tmp_path: Path, processes: None, forked_from: Callable[..., AbstractContextManager[None]]
 ) -> None:
+    """Measured in new processes: what a fork of the tests' has freed before would be taken for room."""
     (tmp_path / "wide.py").write_text(WIDE)
     program = Program(tmp_path / "wide.py")
     size = rehearse(load_as_guest(program), program, {})
@@ -57,7 +58,7 @@ def test_a_run_holds_what_was_said_before_it_began(
     said = peak_bytes(held, step_work(size), splits, sharded)[0]
     execution = ExecutionSettings(mode="fast", mesh=mesh, micro_batch=4)
     execution = replace(execution, mechanism="sharded", copies=1) if sharded else execution
-    with forked_from(cluster):
+    with LocalCluster(2) as cluster, forked_from(cluster):
         told = run_job(RunSpec(program, tmp_path / "out", execution=execution, max_steps=4), cluster=cluster).memory
     assert len(told) == 2
     state = (size.parameter_bytes + size.gradient_bytes + size.optimizer_bytes) / (2 if sharded else 1)

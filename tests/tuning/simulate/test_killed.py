@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.soaked import soaked
 from tests.support.simulated_studies import simulate_until
 
 from elastune.core.journal.files import read
@@ -41,12 +42,17 @@ def tried(out: Path) -> tuple[list[Any], list[Any], int]:
 @pytest.mark.parametrize(
     ("pace", "changes"),
     [
-        ("each its own", {"sampler": "tpe", "stopping": "asha"}),
         ("all the same", {"sampler": "tpe", "constraints": ("lr * x <= 0.01",)}),
         ("all the same", {"sampler": "genetic:population=3", "stopping": "hyperband"}),
         ("each its own", {"sampler": "nsga2", "stopping": "asha", "constraints": ("seconds <= 55",)}),
-        ("each its own", {"sampler": "gp", "stopping": "asha", "trials": 16}),
-        ("all the same", {"sampler": "auto", "stopping": "hyperband", "constraints": ("seconds <= 55",), "trials": 16}),
+        *soaked(
+            ("each its own", {"sampler": "tpe", "stopping": "asha"}),
+            ("each its own", {"sampler": "gp", "stopping": "asha", "trials": 16}),
+            (
+                "all the same",
+                {"sampler": "auto", "stopping": "hyperband", "constraints": ("seconds <= 55",), "trials": 16},
+            ),
+        ),
     ],
 )
 def test_kills_change_no_trial(pace: str, changes: dict[str, Any], program, tmp_path: Path) -> None:

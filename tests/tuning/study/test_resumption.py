@@ -47,7 +47,7 @@ THEN: dict[str, Any] = {
         ({"sync": "local:learners=2,every=4"}, "sync .*use --sync allreduce"),
         ({"start_from": {"source": "a", "fresh": []}}, "weights .*begun with none"),
         ({"execution": FAST}, "mode .*got fast, begun with exact.*use --mode exact"),
-        ({"execution": {**EXACT, "num_slots": 8}}, "num_slots .*use --slots 4"),
+        ({"execution": {**EXACT, "num_slots": 8}}, "num_slots .*use --slots 2"),
         ({"execution": {**EXACT, "threads": 2}}, "threads .*use --threads 1"),
         ({"execution": {**EXACT, "compress": "int8"}}, "compress .*leave out --compress"),
         ({"simulated": True}, "goes on with simulated trials only .*got trained ones there"),

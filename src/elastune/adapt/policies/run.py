@@ -340,7 +340,7 @@ class Run(RunView):
         n, low, high = whole("workers", n, 1), self.limits.low, self.limits.high
         bound = n if n == self.size() else max(low, min(high, n))
         if bound != n:
-            self.note = f"asked for {n} workers; {_bounds(self.limits)}"
+            self.note = f"asked for {n} workers; {bounds_text(self.limits)}"
             self.refused = Decision(workers=n) if bound == self.size() else NOTHING
         self._ask(workers=None if bound == self.size() else bound)
 
@@ -354,7 +354,7 @@ class Run(RunView):
         """
         asked = Mesh.parse(mesh)
         if not self.limits.low <= asked.workers <= self.limits.high:
-            self.note = f"asked for {asked}: {asked.workers} workers; {_bounds(self.limits)}"
+            self.note = f"asked for {asked}: {asked.workers} workers; {bounds_text(self.limits)}"
             self.refused = Decision(mesh=str(asked))
             return
         self._ask(mesh=str(asked))
@@ -486,10 +486,11 @@ class Run(RunView):
         return rank
 
 
-def _bounds(limits: Limits) -> str:
+def bounds_text(limits: Limits) -> str:
+    """How many workers the run may have, and which option allows more."""
     if limits.low == limits.high:
         return _throughout(limits.low)
-    return f"this run may have from {limits.low} to {limits.high}"
+    return f"this run may have from {limits.low} to {limits.high}: start it with other --workers LOW:HIGH"
 
 
 def _throughout(workers: int) -> str:

@@ -27,7 +27,7 @@ from elastune.cli.parse import use_data
 from elastune.core.errors import UserError
 
 if TYPE_CHECKING:
-    from elastune.core.run import Config
+    from elastune.core.run import Config, Program
     from elastune.runtime.agents.host_report import HostReport
 
 
@@ -75,6 +75,8 @@ def doctor(
     clock_error_s, shared (null: not asked about), unfit (null: it is fit)}]}; of slurm or ray {kind: "doctor", cluster,
     findings}.
     """
+    if out is not None:
+        check_place(out, local=where.local)
     if not where.local:
         return _show_cluster(where, out, json=json)
     from elastune.runtime.placement import devices
@@ -89,6 +91,16 @@ def doctor(
         return OK
     _print([Finding("cores", str(cores())), Finding("memory", f"{memory:.1f} GiB"), *findings])
     return OK
+
+
+def check_place(out: Path, *, local: bool) -> None:
+    """Raise ``UserError`` for a folder that no host is asked about, or that cannot be made."""
+    if local:
+        fix = "add --cluster hosts:PORT, or leave --out out"
+        raise UserError("--out is for the hosts of a cluster, which say whether they see it", out, fix)
+    file = next((each for each in (out, *out.parents) if each.exists() and not each.is_dir()), None)
+    if file is not None:
+        raise UserError("--out must be a folder", f"{out}: {file} is a file", "use another --out")
 
 
 def _show_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
@@ -176,7 +188,7 @@ def _exact_mode() -> str:
     from elastune.core.slots import MEASURED_SLOT_COST as MEASURED
 
     ranges = ", ".join(f"{slots}: {low:g} to {high:g}" for slots, (low, high) in MEASURED.items())
-    return f"CPU time over plain PyTorch's, by slots a worker: {ranges} (measured elsewhere)"
+    return f"CPU time over plain PyTorch's, by slots a worker: {ranges} (measured elsewhere); 1 slot is the default"
 
 
 def _launchers() -> list[Finding]:
@@ -262,12 +274,12 @@ MOST_STEPS, MOST_SLOTS = 1000, 64
 
 def check(
     file: options.File,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS...]", help="The command line of the script of --against.")
-    ] = None,
+    arguments: options.Arguments = None,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="PLAIN.py", help="Compare with this plain script instead, which runs unchanged."),
+        typer.Option(
+            metavar="PLAIN.py", help="Compare with this plain script instead. It runs unchanged, with the same ARGS."
+        ),
     ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Number of steps to compare, from 1 to 1000 [default: 6; 20 with --against].")
@@ -315,19 +327,18 @@ def check(
         raise UserError(f"--time must be from 0 to {MOST_STEPS} steps", time, "such as --time 50")
     use_data(data)
     settings = parse.settings(set_ or [])
+    program = Program(file, arguments=tuple(arguments or ()))
     if against is not None:
-        return _check_against(file, against, arguments or [], settings, steps=steps, seed=seed, json=json)
-    if arguments:
-        raise UserError("arguments after -- belong to the script of --against", " ".join(arguments), "leave them out")
+        return _check_against(program, against, settings, steps=steps, seed=seed, json=json)
     if not 1 <= slots <= MOST_SLOTS:
         raise UserError(f"--slots must be from 1 to {MOST_SLOTS}", slots, "such as --slots 4")
-    checked = check_program(Program(file), settings, steps=steps or STEPS, seed=seed, slots=slots)
+    checked = check_program(program, settings, steps=steps or STEPS, seed=seed, slots=slots)
     try:
-        note_check(Program(file), passed=not checked.found)
+        note_check(program, passed=not checked.found)
     except OSError as error:
         print_error(f"this check cannot be remembered: {error}")
     trains = all(difference.kind != "fails" for difference in checked.found)
-    cost = exact_cost(Program(file), settings, steps=time, seed=seed) if time and trains else None
+    cost = exact_cost(program, settings, steps=time, seed=seed) if time and trains else None
     if json:
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})
@@ -342,18 +353,17 @@ def check(
 
 
 def _check_against(
-    file: Path, script: Path, arguments: list[str], settings: Config, *, steps: int | None, seed: int, json: bool
+    program: Program, script: Path, settings: Config, *, steps: int | None, seed: int, json: bool
 ) -> int:
-    from elastune.core.run import Program
     from elastune.runtime.job.against import STEPS, check_against
     from elastune.runtime.job.run import JobFailed
 
     try:
-        found = check_against(Program(file), script, settings, arguments=arguments, steps=steps or STEPS, seed=seed)
+        found = check_against(program, script, settings, steps=steps or STEPS, seed=seed)
     except JobFailed as error:
         raise UserError("a program must train before it can be compared", error.failure.detail, "mend that") from None
     if json:
         print_json({"kind": "against", **asdict(found)})
     else:
-        say(found.line(file.name))
+        say(found.line(program.path.name))
     return FAILED if found.problem else OK

@@ -181,6 +181,7 @@ def plan(
     search: PlannedSearch,
     probing: MeasurementOptions,
     where: ClusterOptions,
+    arguments: options.Arguments = None,
     top: Annotated[int, typer.Option(help="Number of plans to show.")] = 5,
     out: Annotated[
         Path | None,
@@ -229,7 +230,7 @@ def plan(
     requests = {**cluster.request(), **search.request()}
     use_data(data)
     request = PlanRequest(
-        program=Program(file),
+        program=Program(file, arguments=tuple(arguments or ())),
         **requests,
         **probing.request(),
         config=parse.settings(set_ or []),

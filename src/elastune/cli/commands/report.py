@@ -71,6 +71,7 @@ def report(
     ended}], disputes, accepted (changes that some steps were taken with), out}; missed and repeated are [first,
     last + 1] places of the epoch's order.
     """
+    prices = money.read()
     if ledger:
         return _ledger(out, json)
     from elastune.cli.results import PickOptions, result_of, with_money
@@ -88,7 +89,7 @@ def report(
         from elastune.runtime.job.output import JOURNAL
 
         more["events"] = str(write_events(read(out / JOURNAL), out))
-    if (prices := money.read()) is not None:
+    if prices is not None:
         result = with_money(result, out, prices)
     images = sorted(str(path) for path in out.glob("*.png"))
     print_result(result, as_json=json, report=str(page), images=images if json else None, **more)

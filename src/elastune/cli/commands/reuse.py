@@ -12,7 +12,7 @@ import typer
 from elastune.cli import options, parse
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import ClusterOptions
-from elastune.cli.output import INTERRUPTED, OK, print_error, print_json, say
+from elastune.cli.output import OK, print_error, print_json, say, stopped_code
 from elastune.cli.parse import use_data
 from elastune.core.errors import UserError
 from elastune.core.formatting import plain
@@ -249,7 +249,7 @@ def ensemble(
     if out is not None or varying.vary is not None:
         check_recordable(study)
     if not varying.train(study, where):
-        return INTERRUPTED
+        return stopped_code()
     chosen = choose_ensemble(
         study,
         members=members,

@@ -29,13 +29,13 @@ from elastune.cli.groups import (
     SyncOptions,
     TrainingOptions,
 )
-from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result, say
+from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result, say, stopped_code
 from elastune.cli.parse import choose_workers
 from elastune.core.cost import Prices
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.run import CommandLine, Elastic, ExecutionSettings, Place, RunSpec
-from elastune.runtime.job.output import is_url
+from elastune.runtime.job.output import discard_refused, is_url
 
 if TYPE_CHECKING:
     from elastune.cli.chaos import Faults, Verdict
@@ -78,14 +78,13 @@ def resume_by(call: Call) -> Callable[..., int]:
         changes = [f"--{name}={value}" for name, value in (("workers", workers), ("epochs", epochs)) if value]
         changes += [] if max_steps is None else [f"--max-steps={max_steps}"]
         command_line = _command_line(out)
-        words = resumed_words(
-            command_line, [*changes, *context.args, *(["--json"] if json else [])], Path(out).resolve()
-        )
-        folder = Path(command_line.folder)
-        if not folder.is_dir() and not Path(words[-1]).exists():
+        as_json = ["--json"] if json else []
+        words = resumed_words(command_line, [*changes, *as_json, *context.args], Path(out).resolve())
+        folder, file = Path(command_line.folder), words[words.index("--") + 1]
+        if not folder.is_dir() and not Path(file).exists():
             command = shlex.join(["elastune", *words])
             rule = "a command is given again in the folder that it was given in"
-            raise UserError(rule, f"no folder {folder}", f"go to where {words[-1]} is, and give it yourself: {command}")
+            raise UserError(rule, f"no folder {folder}", f"go to where {file} is, and give it yourself: {command}")
         with chdir(folder) if folder.is_dir() else nullcontext():
             return call(words)
 
@@ -137,6 +136,7 @@ def run(
     agreeing: SyncOptions,
     beginning: InitialWeightsOptions,
     command: CommandLine,
+    arguments: options.Arguments = None,
     workers: options.Workers = None,
     tensorboard: options.TensorBoard = False,
     heartbeat: options.Heartbeat = f"{Elastic.heartbeat_s:g}s",
@@ -151,8 +151,8 @@ def run(
     A policy is one of elastune's, one of a plug-in, or a class of FILE that inherits from elastune.Policy. With several
     policies, all are asked.
 
-    Exit code 1: the run failed. Exit code 75: the machine is about to be taken away, as SIGUSR1 or another notice said;
-    the run has written a checkpoint.
+    Exit code 1: the run failed. Exit code 75: SIGTERM has ended it, or the machine is about to be taken away, as
+    SIGUSR1 or another notice said; the run has written a checkpoint, and the same command with --resume goes on.
 
     --json: {kind: "run", sha256 (of weights, buffers and optimizer state), metrics, evaluated_on: {metric: samples},
     seconds (of training), steps, samples, workers, hosts, mode, compress, mechanism, mesh (where one was asked for),
@@ -204,7 +204,7 @@ def run(
     out = folders.choose(file, "run")
     begun = begun_means(out) if folders.resume else None
     spec = RunSpec(
-        program=folders.program(file),
+        program=folders.program(file, arguments, out),
         out=out,
         config=training.config,
         seed=training.seed,
@@ -281,7 +281,7 @@ def _spot(spec: RunSpec) -> SpotWatch | None:
     from elastune.runtime.job.validation import spot_watch
     from elastune.train.program.load import load_as_guest
 
-    return spot_watch(spec, load_as_guest(spec.program))
+    return spot_watch(spec, load_as_guest(spec.program, spec.seed))
 
 
 def _run_local(
@@ -356,7 +356,7 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
     from elastune.cli.progress import RunTracker
     from elastune.train.program.load import load_as_guest
 
-    program_config, notes = {}, ("", "")
+    program_config, notes = {}, []
     if not adopts:
         importlib.import_module("torch")  # where it cannot be loaded that is not the program's fault
         from elastune.runtime.job.validation import check_means
@@ -364,8 +364,8 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
         check_means(spec)
         from elastune.core.plan.memory import copies_text
 
-        program_config = load_as_guest(spec.program).config
-        notes = _advice(spec), copies_text(spec.execution)
+        program_config = load_as_guest(spec.program, spec.seed).config
+        notes = [_advice(spec), copies_text(spec.execution), _one_slot_text(spec), _stages_text(spec)]
     epochs = spec.epochs or {**program_config, **spec.config}.get("epochs")
     return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps, notes)
 
@@ -378,6 +378,25 @@ def _advice(spec: RunSpec) -> str:
     if spec.execution.mode != "exact" or spec.most_workers == 1 or is_checked(spec.program):
         return ""
     return f"{path.name} was never checked: 'elastune check {shlex.quote(str(path))}' compares one worker with two"
+
+
+def _one_slot_text(spec: RunSpec) -> str:
+    """How a run may get more workers than the one that its one slot allows; empty where it has several slots."""
+    if spec.execution.num_slots > 1 or spec.most_workers > 1 or spec.resume:
+        return ""
+    later = ", or --slots 4 to resume on up to four" if spec.execution.mode == "exact" else ""
+    return f"1 slot, so 1 worker throughout; a run that begins with --workers 1:4 may get more{later}"
+
+
+def _stages_text(spec: RunSpec) -> str:
+    """What keeps the stages of a pipeline busy; empty where they have passes to share."""
+    execution = spec.execution
+    if execution.mode != "exact" or not execution.parts.pipeline or execution.micro_batch is not None:
+        return ""
+    mesh = execution.first_mesh
+    if mesh.pipeline == 1 or execution.num_slots > mesh.batch:
+        return ""
+    return f"a replica has 1 slot, so its {mesh.pipeline} stages wait for each other; --slots {4 * mesh.workers}: less"
 
 
 def _print_outcome(out: Path, as_json: bool, chaos: Verdict | None = None, prices: Prices | None = None) -> int:
@@ -398,7 +417,7 @@ def _print_outcome(out: Path, as_json: bool, chaos: Verdict | None = None, price
     if result.stopped in ("requested", "notice"):
         why = "stopped on request" if result.stopped == "requested" else "stopped: this machine will be taken away"
         print_error(f"{why}; go on with --resume --out {out}")
-        return INTERRUPTED if result.stopped == "requested" else TRY_AGAIN
+        return stopped_code() if result.stopped == "requested" else TRY_AGAIN
     return OK if result.stopped != "unfinished" and (chaos is None or chaos.good) else FAILED
 
 
@@ -406,6 +425,7 @@ def _explain(failure: RunFailed, out: Path) -> int:
     from elastune.runtime.clusters.base import LocalFiles
 
     if failure.reason == "user_error":
+        discard_refused()
         print_error(failure.detail)
         return WRONG
     if failure.reason == "interrupted":

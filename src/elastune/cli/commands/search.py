@@ -19,7 +19,7 @@ from elastune.cli.groups import (
     TrainingOptions,
     WorkerExecutionOptions,
 )
-from elastune.cli.output import INTERRUPTED, OK, print_error, print_result
+from elastune.cli.output import OK, print_error, print_result, stopped_code
 from elastune.core.errors import UserError
 from elastune.core.run import CommandLine
 from elastune.tuning.study.request import FrontierRequest, StudyRequest
@@ -39,6 +39,7 @@ def tune(
     money: HostPrices,
     beginning: InitialWeightsOptions,
     command: CommandLine,
+    arguments: options.Arguments = None,
     workers: options.StudyWorkers = StudyRequest.workers,
     warm_start: options.WarmStart = None,
     grace: options.Grace = None,
@@ -82,7 +83,7 @@ def tune(
     execution = execution_options.execution(low, most_workers=high, learners=agreeing.learners, local=where.local)
     if folders.resume and execution_options.slots is None:
         execution = replace(execution, num_slots=journaled_slots(out) or execution.num_slots)
-    request = search.request(folders.program(file), out, workers, execution, training, folders)
+    request = search.request(folders.program(file, arguments, out), out, workers, execution, training, folders)
     request = replace(
         request,
         warm_start=tuple(warm_start or ()),
@@ -117,6 +118,7 @@ def frontier(
     question: FrontierOptions,
     money: HostPrices,
     command: CommandLine,
+    arguments: options.Arguments = None,
     budget: options.FrontierBudget = "3m",
     constraint: options.Constraints = None,
     sampler: options.Sampler = FrontierRequest.sampler,
@@ -173,9 +175,10 @@ def frontier(
     from elastune.tuning.frontier.worker_layouts import COUNTS
 
     cluster = where.request()
+    out = folders.choose(file, "frontier")
     request = FrontierRequest(
-        program=folders.program(file),
-        out=folders.choose(file, "frontier"),
+        program=folders.program(file, arguments, out),
+        out=out,
         workers=question.counts or (() if question.meshes else COUNTS),
         meshes=question.meshes,
         budget_s=None if budget == AUTO else parse.duration(budget or ""),
@@ -225,5 +228,5 @@ def print_study(out: Path, as_json: bool, **more: object) -> int:
     print_result(result, as_json=as_json, **more, report=page)
     if result.stopped == "interrupted":
         print_error(f"interrupted; go on with --resume --out {out}")
-        return INTERRUPTED
+        return stopped_code()
     return OK

@@ -17,7 +17,7 @@ from elastune.cli.output import OK, print_result
 from elastune.cli.parse import use_data
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS
-from elastune.core.run import DEFAULT_SLOTS, Config, ExecutionSettings, Program
+from elastune.core.run import Config, ExecutionSettings, Program
 
 if TYPE_CHECKING:
     from elastune.adapt.policies.library.spot import SpotRules
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # --- the cost of a training on spot and on-demand workers ---
 
 HOW = "see docs/spot.md"
+LINEAR = "linear"  # scaling of recorded trials
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def simulate(
             help="How recorded times change with the number of workers: linear, amdahl:0.05 (the part of the work "
             "that is not shared) or fitted (the model in a frontier's journal)."
         ),
-    ] = "linear",
+    ] = LINEAR,
     start: Start = 0.0,
     pause: Pause = 0.0,
     lose_every: Annotated[
@@ -242,7 +243,7 @@ def simulate(
         print_result(costs, as_json=folders.json)
         return OK
     out = folders.choose(file, "simulate")
-    program, execution = folders.program(file), _execution_settings(search.bounds)
+    program, execution = folders.program(file, (), out), _execution_settings(search.bounds)
     request = search.request(program, out, workers, execution, training, folders)
     model = _model(request.program, recorded, scaling, start, pause)
     losses = None if lose_every is None else WorkerFailures(parse.duration(lose_every, "--lose-every"), training.seed)
@@ -273,7 +274,7 @@ def _forecast(
         job, source = job_of_run(file, most, scaling)
         return market.forecast(job, overheads, source)
     use_data(folders.data)
-    program = folders.program(file)
+    program = Program(file)
     model = _model(program, recorded, scaling, overheads.start_s, overheads.join_s)
     loaded = load_as_guest(program)
     config = override(loaded.config, training.config, loaded.space)
@@ -283,7 +284,7 @@ def _forecast(
 
 def _execution_settings(bounds: tuple[int, int] | None) -> ExecutionSettings:
     low, high = bounds or (1, 1)
-    return ExecutionSettings(workers=low, mode="fast", num_slots=max(DEFAULT_SLOTS, high))
+    return ExecutionSettings(workers=low, mode="fast", num_slots=high)
 
 
 def _model(
@@ -296,6 +297,8 @@ def _model(
 
     if recorded is not None:
         return RecordedModel(recorded, scaling, start_s=start_s, resize_pause_s=pause_s)
+    if scaling != LINEAR:
+        raise UserError("--scaling is of recorded trials", scaling, "leave it out, or add --recorded DIR")
     surrogate = load_as_guest(program).surrogate
     if surrogate is None:
         fix = "define surrogate(config, workers), or replay a study with --recorded DIR"

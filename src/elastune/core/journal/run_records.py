@@ -60,6 +60,7 @@ Settings = Annotated[
                 "kind": Literal["tune", "frontier"],
                 "program": str | dict[str, str],
                 "data": str | None,
+                "arguments": list[str],
                 "objectives": dict[str, Literal["max", "min"]],
                 "workers": Count | list[Count],
                 "trial_workers": tuple[Count, Count] | None,
@@ -104,7 +105,7 @@ class RunStarted:
     ``damaged``: what is wrong with each newer checkpoint, from which it did therefore not go on. ``data``: the folder
     of data sets that it was told. ``sync``: how its workers agree. ``start_from``, ``from_dcp``: with whose weights it
     began. ``command``: the command line that it was begun by; None: a Python program. ``source``: its program's, see
-    ``train.program.source``; empty: not known.
+    ``train.program.source``; empty: not known. ``arguments``: the program's own command line.
     """
 
     program: str
@@ -124,6 +125,7 @@ class RunStarted:
     from_dcp: str | None = None
     command: CommandLine | None = None
     source: dict[str, dict[str, str]] = field(default_factory=dict)
+    arguments: list[str] = field(default_factory=list)
     kind: Literal["run_started"] = "run_started"
 
 

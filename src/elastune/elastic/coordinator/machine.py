@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from elastune.core.errors import UserError
+from elastune.core.formatting import count
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import MeshChoice, assign_ranks, by_host, fitting_workers
 from elastune.elastic.wire.messages import (
@@ -735,11 +736,14 @@ def _expect(state: Membership, number: int, phase: Phase, event: Event) -> None:
 def objection(state: Membership, request: Event) -> str:
     """The reason why ``request`` is impossible; "" if it is possible.
 
-    A number of workers always is: it is cut to what the run allows.
+    A number of workers is cut to what the run allows, unless that leaves only one number.
     """
     try:
         if isinstance(request, ReshapeAsked):
             refuse_mesh(state, request.mesh)
+        elif isinstance(request, ResizeAsked) and state.low == state.high != request.workers:
+            rule = f"this run has {count(state.low, 'worker')} throughout"
+            raise UserError(rule, request.workers, f"begin a run with {_wider_bounds(state, request.workers)}")
     except UserError as error:
         return str(error)
     return ""
@@ -751,6 +755,13 @@ def answer(state: Membership, request: Request, members: Sequence[int], why_not:
         return Answer(False, why_not, list(members))
     if isinstance(request, ReshapeAsked):
         return Answer(True, f"from {len(members)} workers to the mesh {state.meshes.wanted}", list(members))
-    allowed = f" ({request.workers} asked for; from {state.low} to {state.high} are allowed)"
-    bounds = "" if request.workers == state.target else allowed
-    return Answer(True, f"from {len(members)} to {state.target} workers{bounds}", list(members))
+    if request.workers == state.target:
+        return Answer(True, f"from {len(members)} to {count(state.target, 'worker')}", list(members))
+    allowed = f"{request.workers} asked for; from {state.low} to {state.high} are allowed"
+    fix = f"a run with {_wider_bounds(state, request.workers)} may have them"
+    return Answer(True, f"from {len(members)} to {count(state.target, 'worker')} ({allowed}; {fix})", list(members))
+
+
+def _wider_bounds(state: Membership, workers: int) -> str:
+    """The option of a run that may have ``workers``, too. It also gives the run a slot for each of them."""
+    return f"--workers {min(state.low, workers)}:{max(state.high, workers)}"

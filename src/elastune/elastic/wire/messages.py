@@ -74,8 +74,9 @@ def spec_from_json(fields: Any) -> WorkerSpec | None:
         return fields
     try:
         run = dict(fields["spec"])
-        data = run["program"]["data"]
-        program = Program(Path(run["program"]["path"]), run["program"]["train"], data and Path(data))
+        plain = run["program"]
+        data, arguments = plain["data"], tuple(map(str, plain["arguments"]))
+        program = Program(Path(plain["path"]), plain["train"], data and Path(data), arguments)
         values = {
             "program": program,
             "out": Path(run["out"]),

@@ -158,6 +158,11 @@ class Replica:
         """Whether this worker has the whole model and runs its passes alone."""
         return type(self) is Replica
 
+    @property
+    def runs_at_once(self) -> bool:
+        """Whether a slice's backward pass runs in the call that brings its loss, on this worker's ``params``."""
+        return self.has_all
+
     def add(self, loss: torch.Tensor, weight: float) -> None:
         """Run a backward pass whose gradients join those of the next pass, as if the two losses were one."""
         self._backward(weighed(loss, weight))
@@ -227,6 +232,12 @@ class Replica:
             for gradient in gradients:
                 gradient.mul_(factor)
         return norm
+
+    def divide(self, by: float) -> None:
+        """Divide the step's gradient by a number that is equal on all workers."""
+        for p in self.params:
+            if p.grad is not None:
+                p.grad.mul_(1.0 / by)
 
     def spread(self) -> None:
         """Send new values to the workers that compute with them and do not update them; at a step boundary."""
@@ -408,9 +419,14 @@ class Buffers:
     Each slot begins with the buffers of the step's start. A floating-point buffer then changes by the weighted mean
     over slots of the change in each slot. Other buffers (counters) must not depend on data. They change as in the
     step's first pass, because workers may need different numbers of passes.
+
+    Attributes:
+        one_slot: The whole batch is one slot. Then buffers keep the values of its passes, to the bit: a change that is
+            taken and added again would round.
     """
 
     def __init__(self, module: nn.Module) -> None:
+        self.one_slot = False
         self._all = list(module.buffers())
         self._start = [b.detach().clone() for b in self._all]
         self._counters: list[torch.Tensor] | None = None
@@ -451,7 +467,12 @@ class Buffers:
             self._counters = [b.clone() for b in self._all if not b.is_floating_point()]
 
     def moves(self, weight: float) -> list[torch.Tensor]:
-        """The change of each floating-point buffer in a slot's passes, times the slot's ``weight``."""
+        """The change of each floating-point buffer in a slot's passes, times the slot's ``weight``.
+
+        Of a batch's one slot: its new values.
+        """
+        if self.one_slot:
+            return [b.detach() for b in self.floats]
         floats = [(b.detach(), s) for b, s in zip(self._all, self._start, strict=True) if b.is_floating_point()]
         if not floats:
             return []
@@ -459,11 +480,15 @@ class Buffers:
         return list(torch_private.foreach_mul(torch_private.foreach_sub(buffers, starts), weight))
 
     def move(self, moved: Sequence[torch.Tensor]) -> None:
-        """Set buffers to their values at the step's start plus ``moved``, the sums of ``moves`` over all slots."""
+        """Set buffers to their values at the step's start plus ``moved``, the sums of ``moves`` over all slots.
+
+        Of a batch's one slot ``moved`` are the values themselves.
+        """
         starts = [s for b, s in zip(self._all, self._start, strict=True) if b.is_floating_point()]
         counters = [b for b in self._all if not b.is_floating_point()]
         if starts:
-            torch_private.foreach_copy_(self.floats, torch_private.foreach_add(starts, list(moved)))
+            values = list(moved) if self.one_slot else torch_private.foreach_add(starts, list(moved))
+            torch_private.foreach_copy_(self.floats, values)
         if counters and self._counters:
             torch_private.foreach_copy_(counters, self._counters)
 

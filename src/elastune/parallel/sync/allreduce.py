@@ -172,7 +172,7 @@ class ExactAllReduce(AllReduce):
         bucket_bytes: int | None = None,
     ) -> None:
         super().__init__(replica, comms, control)
-        self._one_slot = num_slots == 1
+        self._one_slot = replica.buffers.one_slot = num_slots == 1
         like = self._like(replica.buffers.floats)
         self._reducer: ExactReducer = ExactReducer(
             like, num_slots, self.group, len(self._params), hold=elastic, bucket_bytes=bucket_bytes
@@ -290,9 +290,8 @@ class FastAllReduce(AllReduce):
             self.replica.hide()
             return
         self.totals = list(self.control)
-        if self.wants_statistics:
-            whole = squared_norms(self._params, self._weights) if self._measures else None
-            self.statistics = step_statistics(self._part.values, whole)
+        whole = squared_norms(self._params, self._weights) if self._measures else None
+        self.statistics = step_statistics(self._part.values, whole)
         self._part.clear()  # an optimizer may evaluate the whole batch again and again
 
     def _with_others(self, reducer: Reducer[FlatBucket], loss: torch.Tensor, share: BatchSlice) -> None:
@@ -326,6 +325,8 @@ class CompressedAllReduce(FastAllReduce):
     residual to its gradient. When a worker dies, its residual is lost. All residuals are lost when training begins
     again from a snapshot or a checkpoint.
     """
+
+    takes_counts: ClassVar[bool] = False  # a residual is of another step, with another count
 
     def __init__(
         self, replica: Replica, comms: Comms, compression: Compression, control: int = 0, *, elastic: bool = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -20,13 +20,16 @@ from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.comm.reducer import Pair, Scalar, scalar
 from elastune.parallel.mechanisms.base import Replica
 
-STATISTICS = ("square", "weighted", "count", "loss", "sharpness", "trace")
+STATISTICS = ("square", "weighted", "count", "loss", "sharpness", "trace", "elements", "counted")
 """The numbers that each part of a global batch adds to the step's sums, beside its gradients.
 
 A part is a slot, or all samples of one worker. "square" and "weighted" are the squared norms of its mean gradient and
 of that times weights, each times the part's weight. "count" is 1, and "loss" its weighted loss. "sharpness" and "trace"
-are measurements (``Sync.record_statistic``)."""
+are measurements (``Sync.record_statistic``). "elements" and "counted" are of losses that are means over elements: the
+weighted number of elements per sample, and the weight (``Sync.count_elements``)."""
 _COUNT, _LOSS = STATISTICS.index("count"), STATISTICS.index("loss")
+_POWERS = {"loss": 1, "trace": 1, "sharpness": 1, "square": 2, "weighted": 2}  # of a factor of the loss
+MIXED = 1e-3  # the share of a global batch whose losses differ in kind; less is rounding
 
 
 class Sync(ABC):
@@ -63,6 +66,7 @@ class Sync(ABC):
         absent: The learners without which the round ended.
         wait_s: How long the last step waited for other workers.
         wants_statistics: Whether a monitor reads the statistics; on a GPU they cost a wait for the device.
+        takes_counts: The summed gradients can be divided by a number that is known with the sums.
     """
 
     name: ClassVar[str]
@@ -70,6 +74,7 @@ class Sync(ABC):
     drifts: ClassVar[bool]
     all_contribute: ClassVar[bool] = False
     meets_after_step: ClassVar[bool] = False
+    takes_counts: ClassVar[bool] = True
     plan: SyncPlan = SyncPlan()
 
     def __init__(self, replica: Replica, comms: Comms, control: int) -> None:
@@ -137,6 +142,42 @@ class Sync(ABC):
     def record_statistic(self, name: str, value: float) -> None:
         """Add a measured, weighted value of one of ``STATISTICS`` of the current slice, before its ``backward``."""
         self._part.record(name, value)
+
+    def count_elements(self, elements: float, weight: float) -> None:
+        """Count the elements that the loss of the current slice is a mean over, before its ``backward``.
+
+        Args:
+            elements: Their number per sample, times ``weight``.
+            weight: The slice's weight.
+        """
+        self._part.record("elements", elements)
+        self._part.record("counted", weight)
+
+    def divide_by_counts(self, *, may_be_empty: bool = False) -> None:
+        """After the sums: make a sum of losses times their elements the mean over all elements of the global batch.
+
+        Gradients and statistics are divided by the mean number of elements per sample. It does nothing where no loss
+        had a count.
+
+        Args:
+            may_be_empty: No element may have been counted; gradients are then zero.
+
+        Raises:
+            UserError: Where only a part of the losses had a count; or where no element was counted.
+        """
+        counted, elements = (self.statistics.parts.get(name, 0.0) for name in ("counted", "elements"))
+        if not counted:
+            return
+        if abs(counted - 1.0) > MIXED:
+            rule, value = "all losses of a global batch have a count, or none", f"{counted:.0%} of it has one"
+            raise UserError(rule, value, "pass count= in each call, also where it is 0")
+        if elements == 0 and may_be_empty:
+            return
+        if elements == 0:
+            rule, fix = "a mean over elements needs one in the global batch", "leave out samples without a target"
+            raise UserError(rule, "count=0 in all of its slots", fix)
+        self.replica.divide(elements)
+        self.statistics = self.statistics.divided(elements)
 
     # -- when workers come and go -------------------------------------------------------------------------------------
 
@@ -226,6 +267,12 @@ class StepStatistics:
     norms: tuple[float, float] | None
     distance: float | None = None
     staleness: float | None = None
+
+    def divided(self, factor: float) -> StepStatistics:
+        """The statistics of a step whose losses, and so its gradients, were multiplied by ``factor``, without it."""
+        parts = {name: value / factor ** _POWERS.get(name, 0) for name, value in self.parts.items()}
+        norms = None if self.norms is None else (self.norms[0] / factor**2, self.norms[1] / factor**2)
+        return replace(self, parts=parts, norms=norms)
 
 
 def step_statistics(parts: Sequence[Scalar], norms: Pair | None, distance: float | None = None) -> StepStatistics:

@@ -25,6 +25,7 @@ class EngineReduce(Sync):
     name: ClassVar[str] = "engine"
     exact: bool = False
     drifts: ClassVar[bool] = True
+    takes_counts: ClassVar[bool] = False  # the engine's step may follow its reduction at once
     replica: EngineReplica
 
     def __init__(self, replica: EngineReplica, comms: Comms, control: int = 0) -> None:
@@ -90,6 +91,7 @@ class OrderedEngineReduce(EngineReduce):
         tail = torch.zeros(len(replica.params) + control + len(STATISTICS))
         self._reducer = ExactReducer([*replica.buffers.floats, tail], num_slots, self.group)
         self._slot_weight = 0.0
+        replica.buffers.one_slot = num_slots == 1
 
     def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
         super().begin(share, starts_step=starts_step)

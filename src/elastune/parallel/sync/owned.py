@@ -21,7 +21,9 @@ from elastune.parallel.mechanisms.owned.replica import OwnedReplica
 from elastune.parallel.mechanisms.owned.state import place
 from elastune.parallel.sync.base import STATISTICS, PartStatistics, Sync, step_statistics
 
-_KNOWN_TO_ONE = torch.tensor([float(name in ("loss", "sharpness", "trace")) for name in STATISTICS])
+_KNOWN_TO_ONE = torch.tensor(
+    [float(name in ("loss", "sharpness", "trace", "elements", "counted")) for name in STATISTICS]
+)
 """1 for the statistics of a slot that only the worker with its samples knows."""
 
 
@@ -62,6 +64,7 @@ class OwnedAllReduce(Sync):
             replica.on_block = self._reducer.leave
         self._moves: ExactReducer | None = None
         self._moved: list[torch.Tensor] = []
+        replica.buffers.one_slot = num_slots == 1
         floats = replica.buffers.floats if self.exact else []
         if floats:
             like = [b.detach() for b in floats]

@@ -147,6 +147,7 @@ class RoundSync(Sync):
         self._learner_sync.wants_statistics = self.wants_statistics
         self._learner_sync.backward(loss, self._within(share))
         if share.ends_update:
+            self._learner_sync.divide_by_counts(may_be_empty=True)
             parts = self._learner_sync.statistics.parts
             weighted = [parts.get(name, 0.0) * share.counts for name in STATISTICS]
             self._sums = [a + b for a, b in zip(self._sums, weighted, strict=True)]
@@ -155,6 +156,12 @@ class RoundSync(Sync):
             self._local_steps += 1
             self._due = self.plan.mixes and self._local_steps % self.plan.mix == 0
         self._owes_step = share.ends_step
+
+    def count_elements(self, elements: float, weight: float) -> None:
+        self._learner_sync.count_elements(elements, weight)
+
+    def divide_by_counts(self, *, may_be_empty: bool = False) -> None:
+        """Do nothing: each learner has divided its own gradients before its step."""
 
     def _mix(self) -> None:
         """Mix the learners within the round. Raises ``GroupBroken``."""

@@ -69,17 +69,15 @@ def check_against(
     script: Path,
     config: Config,
     *,
-    arguments: Sequence[str] = (),
     steps: int = STEPS,
     seed: int = 0,
 ) -> AgainstPlain:
     """Compare the first steps of ``program``, in one pass a batch, with those of the plain ``script``.
 
     Args:
-        program: The program.
+        program: The program; its arguments are the script's, too.
         script: The plain script, which runs as ``python script ARGUMENTS`` would run it.
         config: Settings over the program's own.
-        arguments: The script's command line.
         steps: How many steps are compared at most.
         seed: The seed of the run; the script gets the samples and random numbers that follow from it.
 
@@ -103,7 +101,7 @@ def check_against(
             return AgainstPlain(script.name, 0, 0.0, "the program took no step")
         plain = folder / "plain"
         plain.mkdir()
-        request = plain_request(mine, script, arguments, folder / "records", plain, seed)
+        request = plain_request(mine, script, program.arguments, folder / "records", plain, seed)
         outcome = _run_script(request, folder)
         if outcome.problem:
             return AgainstPlain(script.name, 0, 0.0, outcome.problem)

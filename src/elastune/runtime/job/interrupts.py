@@ -7,6 +7,21 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+_ended_by: list[int] = []  # the first signal of this command that asked for its end
+
+
+def terminated() -> bool:
+    """Return whether SIGTERM asked this command to end.
+
+    Batch systems and Kubernetes send it, and give the command again elsewhere. A person sends SIGINT (Ctrl-C).
+    """
+    return _ended_by[:1] == [signal.SIGTERM]
+
+
+def note_end(number: int) -> None:
+    """Note the signal that asks this command to end."""
+    _ended_by.append(number)
+
 
 class Interrupted(Exception):
     """The user asked for an end before there was anything to show."""
@@ -29,8 +44,10 @@ class Interrupts:
             self.noticed = True
         else:
             self.count += 1
+            note_end(number)
 
     def __enter__(self) -> Interrupts:
+        _ended_by.clear()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 self._before[number] = signal.signal(number, self._note)

@@ -26,6 +26,7 @@ from elastune.core.errors import UserError
 
 JOURNAL = "journal.jsonl"
 DEFAULT_ROOT = Path("elastune-out")
+_OF_RESULTS = (b"reported", b"checkpointed", b"trial_reported", b"trial_finished", b"run_finished", b"plan_made")
 CLAIMED: set[Path] = set()  # folders that this process has made, and nothing may have come of yet
 
 
@@ -49,6 +50,17 @@ def next_folder(program: Path, kind: str) -> Path:
         atexit.register(release_unused)
     CLAIMED.add(folder.absolute())
     return folder
+
+
+def discard_refused() -> None:
+    """Remove the folders that were made for a command which was refused before a training had any result."""
+    for folder in CLAIMED:
+        journal = folder / JOURNAL
+        text = journal.read_bytes() if journal.is_file() else b""
+        if not any(b'"kind":"%s"' % kind in text for kind in _OF_RESULTS):
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # other results are in it
+                folder.parent.rmdir()
 
 
 def release_unused() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastune.core.errors import UserError
+from elastune.core.formatting import count
 from elastune.core.journal.files import read
 from elastune.core.journal.records import (
     ChangesAccepted,
@@ -22,6 +23,7 @@ from elastune.core.journal.records import (
     Reported,
     RunFinished,
     RunStarted,
+    StudyStarted,
 )
 from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import LENGTHS, Config, ExecutionSettings, Position, RunSpec, changed_settings, grown, number
@@ -30,6 +32,7 @@ from elastune.runtime.clusters.base import Cluster, Handle, SurvivingRun
 from elastune.runtime.job.output import JOURNAL, check_out
 from elastune.train.program.source import differences, source_of
 
+_FIX_ARGUMENTS = "leave out what stands behind FILE and --"
 FIX = "undo that, or add --accept-changes to go on with it"
 _MARKS = b'"checkpointed"', b'"run_started"'  # in the lines of a journal that is worth a look
 
@@ -128,6 +131,21 @@ def begun_means(out: Path) -> ExecutionSettings | None:
     return None if history is None else ExecutionSettings.from_json(history.first.execution)
 
 
+def begun_arguments(out: Path) -> tuple[str, ...]:
+    """Return the program's own arguments with which the run or the study in ``out`` was begun; none without one.
+
+    Raises:
+        UserError: For a bad journal.
+    """
+    path = check_out(out, resume=True)
+    for entry in read(path) if path.exists() else ():
+        if isinstance(entry.record, RunStarted):
+            return tuple(entry.record.arguments)
+        if isinstance(entry.record, StudyStarted):
+            return tuple(entry.record.settings.get("arguments", ()))
+    return ()
+
+
 def check_resumed(spec: RunSpec) -> str:
     """Refuse to go on with a run under settings that would change its result. Nothing is written.
 
@@ -156,7 +174,7 @@ def check_resumed(spec: RunSpec) -> str:
     if dropped or any(dict(spec.config) != begun.config for begun in (history.first, history.last)):
         from elastune.train.program.load import load_as_guest  # it brings torch
 
-        config = load_as_guest(spec.program).config
+        config = load_as_guest(spec.program, spec.seed).config
     for found in _differences(history, spec, config):
         raise found
     return _schedules(history, spec, config)
@@ -186,10 +204,16 @@ def _differences(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[Us
             yield _differs(
                 name, old, new, f"leave out {option}" if old in (None, "") else f"use {option} {shlex.quote(str(old))}"
             )
+    arguments = list(spec.program.arguments)
+    if first.command is not None and first.arguments != arguments:  # those of a Python script may say to resume
+        old, new = (shlex.join(words) or None for words in (first.arguments, arguments))
+        yield _differs("arguments of its program", old, new, _FIX_ARGUMENTS)
     parts = MeshChoice.of(now).most_parts(spec.most_workers)
     if exact and parts > then.num_slots:
         rule = "a run keeps the slots it was begun with, and has one for every worker"
-        yield UserError(rule, f"{then.num_slots} slots, {parts} workers", f"use --workers {then.num_slots} or fewer")
+        fix = f"use --workers {then.num_slots}" + (" or fewer" if then.num_slots > 1 else "")
+        fix += f", or begin a run with --workers 1:{parts} or --slots {parts}"
+        yield UserError(rule, f"{count(then.num_slots, 'slot')}, {count(parts, 'worker')}", fix)
     yield from _of_config(history, spec, own)
     yield from _of_policies(history, spec)
     yield from _of_beginning(first, spec)
@@ -322,6 +346,7 @@ def find_surviving_workers(spec: RunSpec) -> SurvivingWorkers | None:
         ("settings (--set)", started.config, dict(spec.config)),
         ("--seed", started.seed, spec.seed),
         ("--epochs", started.epochs, spec.epochs),
+        ("arguments", started.command and started.arguments, started.command and list(spec.program.arguments)),
         ("--sync", started.sync, str(spec.sync)),
         ("--sync-schedule", started.sync_schedule, str(spec.sync_schedule)),
         ("policies and monitors", started.adapt, spec.adapt.to_json()),

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 from elastune.core.clock import Clock, SystemClock
@@ -38,7 +39,7 @@ from elastune.core.run import CommandLine, Place, RunSpec
 from elastune.runtime.clusters.base import Cluster, ElasticHandle, Exited, Handle, LocalFiles, RunFiles, how_it_ended
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.fault_injection import Injector
-from elastune.runtime.job.interrupts import Interrupts
+from elastune.runtime.job.interrupts import Interrupts, note_end
 from elastune.runtime.job.output import CLAIMED, check_out
 from elastune.runtime.job.resumption import (
     accepted_changes,
@@ -183,7 +184,12 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None, comman
     from elastune.train.worker import work
 
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+
+    def asked(number: int, _: FrameType | None) -> None:
+        note_end(number)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, asked)
     for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes)):
         plan.check_quorum(elastic=False)
     changed, spec = accepted_changes(spec), with_source(spec)
@@ -470,6 +476,7 @@ def _opening(
         from_dcp=None if spec.from_dcp is None else str(spec.from_dcp),
         command=command,
         source=spec.source,
+        arguments=list(spec.program.arguments),
     )
     accepted = [replace(changed, step=saved[-1])] if changed is not None and saved else []
     # An earlier controller may have been frozen while its workers saved checkpoints: its journal lacks these samples.

@@ -15,12 +15,14 @@ from elastune.adapt.policies.library.registry import build, monitors_for
 from elastune.adapt.policies.library.spot import Spot
 from elastune.core.cost import ON_DEMAND
 from elastune.core.errors import UserError
+from elastune.core.formatting import count
 from elastune.core.mesh import AXES, STAGED, MechanismName, Mesh
 from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Adapt, ExecutionSettings, RunSpec, Schedule, check_schedule, check_strategy
 from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.mechanisms.registry import check_workers, mechanism_for
 from elastune.runtime.spot import SpotWatch, read_host_prices
+from elastune.train.checkpoints.start_from import check_source
 from elastune.train.program.load import LoadedProgram, load_as_guest
 from elastune.train.program.overrides import override
 
@@ -124,9 +126,8 @@ def why_impossible(spec: RunSpec) -> UserError | None:
         parts = MeshChoice.of(execution).most_parts(most)
         if execution.num_slots < parts:
             rule = "there must be a slot for every worker" + (" that has samples of its own" if parts < most else "")
-            raise UserError(
-                rule, f"{execution.num_slots} slots, {parts} workers", "use more --slots or fewer --workers"
-            )
+            numbers = f"{count(execution.num_slots, 'slot')}, {count(parts, 'worker')}"
+            raise UserError(rule, numbers, f"use --slots {parts} or more, or fewer --workers")
         check_workers(spec)
         for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes)):
             check_strategy(plan, spec)
@@ -154,7 +155,7 @@ def check_values(spec: RunSpec) -> None:
         rule = f"workers must wait for each other for at least {SHORTEST_HEARTBEAT_S:g} s"
         raise UserError(rule, f"{spec.elastic.collective_timeout_s:g} s", "use --collective-timeout 30m")
     if execution.num_slots < 1:
-        raise UserError("there must be a slot for every worker", f"{execution.num_slots} slots", "use more --slots")
+        raise UserError("a run has at least one slot", f"{execution.num_slots} slots", "leave --slots out or raise it")
     if execution.num_slots > MOST_SLOTS:
         rule = f"a batch is cut into at most {MOST_SLOTS:,} slots"
         raise UserError(rule, execution.num_slots, "use fewer --slots: a slot holds at least one sample")
@@ -264,6 +265,9 @@ def check_run(spec: RunSpec) -> None:
     Raises ``UserError``.
     """
     check_means(spec)
-    program = load_as_guest(spec.program)
+    if spec.start_from is not None and not spec.resume:
+        check_source(spec.start_from.source)
+    program = load_as_guest(spec.program, spec.seed)
     override(program.config, spec.config, program.space)
+    program.check(spec.config)
     check_adapt(spec.adapt, program, spec)

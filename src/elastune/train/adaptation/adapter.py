@@ -18,7 +18,7 @@ from elastune.adapt.monitors.base import UNKNOWN_TIMES, WorkerTimes
 from elastune.adapt.policies.base import Hook, Policy
 from elastune.adapt.policies.host import PolicyHost, Proposal
 from elastune.adapt.policies.library.registry import build_all, monitors_for
-from elastune.adapt.policies.run import Limits
+from elastune.adapt.policies.run import Limits, bounds_text
 from elastune.core.decisions import MOST_VOTERS, Decision, Snapshot
 from elastune.core.errors import UserError
 from elastune.core.journal.records import NotMeasured, Record
@@ -301,6 +301,15 @@ class Adapter:
             raise UserError(rule, self._spec.most_workers, "use fewer workers, or no session.change")
         if self._workers.synchronised:
             self._at.wished = {**self._at.wished, **decision.to_json()}
+
+    def note_resize(self, workers: int, trained: TrainingState | None) -> None:
+        """Record that the program asked for ``workers`` workers, if the run's bounds leave nothing of its request."""
+        limits, size = self._limits(), self._workers.size
+        if trained is None or workers == size or min(max(workers, limits.low), limits.high) != size:
+            return
+        cause = self.snapshot(trained, self._progress.batch_size or self._at.batch_size)
+        note = f"asked for {workers} workers; {bounds_text(limits)}"
+        self._decisions.refuse(Proposal(PROGRAM, cause.step, Decision(workers=workers), cause), note)
 
     def _propose_wished(self, trained: TrainingState, batch_size: int) -> None:
         wished, self._at.wished = self._at.wished, {}

@@ -87,6 +87,10 @@ class Decisions:
         for failed in self._host.drain_failures():
             self._journal_failure(failed.policy, failed.hook, failed.step, failed.detail, failed.off)
 
+    def refuse(self, proposal: Proposal, why: str) -> None:
+        """Record that nothing comes of ``proposal``, once where it is repeated."""
+        self._refused(VoteResult(proposal.policy, proposal.decision, proposal), why)
+
     def vote(self) -> Sequence[float]:
         """This worker's votes; always of the same length."""
         return self._proposals.vote()

@@ -49,7 +49,11 @@ class Monitoring:
         names = tuple(m.name for m in self._monitors if m.needs & {"norms", "preconditioned"})
         if statistics.norms is None:
             return names, "LBFGS evaluates a batch again and again"
-        unit, fix = ("a worker", "use --mode exact or two workers") if mode == "fast" else ("a slot", "use two slots")
+        unit, fix = (
+            ("a worker", "use two workers, or --mode exact --slots 4")
+            if mode == "fast"
+            else ("a slot", "use --slots 4")
+        )
         return names, f"one pass of {unit} is all of the batch, and to cut it would change what is trained; {fix}"
 
     def prepare(self, sync: Sync, step: int) -> None:
@@ -78,11 +82,11 @@ class Monitoring:
                     rule, "a mechanism that divides them", "leave the monitor out, or use another mechanism"
                 )
 
-    def refuse_more(self) -> None:
-        """Raise ``UserError`` if a monitor needs the whole loss of a batch, as the losses come one after another."""
+    def refuse_cut_losses(self, call: str) -> None:
+        """Raise ``UserError`` if a monitor needs the whole loss of a batch, which ``call`` does not give at once."""
         if self._needed["trace"] or self._needed["sharpness"]:
             fix = "add losses up, session.backward(one + other), or leave the monitor out"
-            raise UserError("curvature needs the whole loss of a batch at once", "more=True", fix)
+            raise UserError("curvature needs the whole loss of a batch at once", call, fix)
 
     def bend(self, sync: Sync, loss: torch.Tensor, share: BatchSlice, step: int) -> None:
         """Measure the curvature of a share's loss before its backward pass, if that is due.

@@ -370,7 +370,8 @@ def schedules(folder: Path) -> tuple[Position, list[Any]] | None:
         with suppress(UserError, *_UNREADABLE):
             tree = _tree(path)
             state = from_tree(tree["parts"].get("schedulers", {"dict": []}), {})
-            return position_of(tree["position"]), list(state.get("states", []))
+            found = [each["state"] for each in state.get("found", [])]
+            return position_of(tree["position"]), [*state.get("states", []), *found]
     return None
 
 

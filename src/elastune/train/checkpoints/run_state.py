@@ -33,7 +33,6 @@ from elastune.train.collectives import NamedCollectives
 from elastune.train.data.fingerprint import TrainingDataHistory
 from elastune.train.progress import Progress
 from elastune.train.rng import seed_everything
-from elastune.train.tracked import unscaled
 from elastune.train.training_state import TrainingState, described
 
 MOST_NAMED = 8  # lost tensors that a record names
@@ -327,7 +326,7 @@ class RunState:
         if self._progress.memory.due:
             self._progress.memory.reduced(sync.replica.memory())
         if self.scale is not None and sync.wants_statistics:
-            sync.statistics = unscaled(sync.statistics, self.scale())
+            sync.statistics = sync.statistics.divided(self.scale())
         if sync.wants_statistics:
             self._progress.loss = sync.statistics.parts["loss"]
         self.seed_between("step")

@@ -124,6 +124,19 @@ def _untaken(tensors: Mapping[str, torch.Tensor], plan: WeightMatch) -> dict[str
     return {name: why for name, why in plan.fresh.items() if id(tensors[name]) not in filled}
 
 
+def check_source(source: Path) -> None:
+    """Raise ``UserError`` for a source that has no weights, by a look at its folder or at the head of its file."""
+    if source.is_dir():
+        if not any((source / "checkpoints").glob("step-*")):
+            raise UserError(_RULE, f"no checkpoint in {source}", _FIX)
+        return
+    try:
+        with safe_open(source, "pt") as opened:
+            opened.keys()
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(_RULE, f"{source}: {str(error)[:200]}", _FIX) from None
+
+
 @contextmanager
 def weights_in(source: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
     """The tensors in ``source`` by name, and one SHA-256 of them. Raises ``UserError``."""

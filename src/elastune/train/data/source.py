@@ -484,6 +484,11 @@ def plan_steps(
             yield replace(plan, turn=turn) if turn else plan
 
 
+def global_batches(source: StepSource, size: int) -> int | None:
+    """How many global batches of ``size`` samples a whole pass has; None: unknown."""
+    return sum(1 for _ in source.batches(0, size)) if source.length(0, size) else None
+
+
 def plan_rounds(
     source: StepSource,
     batch_size: int,

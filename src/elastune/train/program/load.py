@@ -6,15 +6,18 @@ settings, and records which files a worker's program writes. Imports no torch.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import json
 import locale
 import os
+import random
 import signal
 import socket
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,13 +25,16 @@ from dataclasses import dataclass, field
 from functools import wraps
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from elastune.adapt.policies.base import Policy
 from elastune.core.errors import UserError
-from elastune.core.run import Config, Program
+from elastune.core.run import Config, Program, derive
+from elastune.train.program.arguments import ProgramArguments, read_in_function
 from elastune.train.program.errors import cause_of
+from elastune.train.program.launchers import launchers_refused, line_of_user
+from elastune.train.program.source import bound, used_by_training
 
 if TYPE_CHECKING:
     from elastune.train.session import Session
@@ -56,6 +62,7 @@ class LoadedProgram:
         trains: Whether it defines ``train``.
         views: The file's ``views``, unchecked; None if it has none.
         constraints: Conditions that settings or metrics must fulfil, for tuning, each as a text.
+        arguments: What it reads of its own command line; None: of a program that was not loaded from a file.
     """
 
     train: Callable[[Any], None]
@@ -67,24 +74,41 @@ class LoadedProgram:
     trains: bool = True
     views: object = None
     constraints: tuple[str, ...] = ()
+    arguments: ProgramArguments | None = None
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Raise ``UserError`` for a setting that the program's own parser would not take."""
+        if self.arguments is not None:
+            self.arguments.check(settings)
 
 
-def load_as_guest(program: Program) -> LoadedProgram:
+def load_as_guest(program: Program, seed: int = 0) -> LoadedProgram:
     """Do what ``load`` does, and undo what the import does to this process, which is not the program's."""
     with process_restored():
-        return load(program)
+        return load(program, seed)
 
 
-def load(program: Program) -> LoadedProgram:
+def load(program: Program, seed: int = 0, settings: Mapping[str, Any] = MappingProxyType({})) -> LoadedProgram:
     """Import the program's file (without its ``__main__`` part), and check what it defines.
+
+    Args:
+        program: The file, and its own arguments.
+        seed: The run's seed: what is random while the file is imported follows it.
+        settings: Settings of the run, for values that the program reads from its command line.
 
     Raises:
         UserError: The file breaks a rule, which the error names.
+        SystemExit: Its parser has printed a help text.
     """
     path = program.path.resolve()
-    module = _import(path)
+    arguments = ProgramArguments(path, program.arguments, settings)
+    _seed_import(derive(seed, "import"))
+    with arguments.watched(), launchers_refused():
+        module = _import(path, arguments, program.train)
+    if not arguments.config:
+        read_in_function(arguments, module, path, program.train)
     train, space, surrogate = (getattr(module, name, None) for name in (program.train, "space", "surrogate"))
-    train = training_of(module, path) if train is None else train
+    train = training_of(module, path, arguments) if train is None else train
     if space is not None and not callable(space):
         raise UserError("space must be a function of a trial", type(space).__name__, "def space(trial): return {...}")
     if surrogate is not None and not callable(surrogate):
@@ -100,19 +124,48 @@ def load(program: Program) -> LoadedProgram:
 
     if folder := os.environ.get(FOLDER):
         train = watched(train, path, Path(folder))
-    train = in_session(train)
-    parts = _objectives(module), _config(module), _policies(module), surrogate, trains
+    train = in_session(_started(train, arguments))
+    config = {**arguments.config, **_config(module)}
+    arguments.names_known = bool(config)
+    parts = _objectives(module), config, _policies(module), surrogate, trains
     views, constraints = getattr(module, "views", None), _constraints(module)
-    return LoadedProgram(train, space, *parts, views=views, constraints=constraints)
+    return LoadedProgram(train, space, *parts, views=views, constraints=constraints, arguments=arguments)
 
 
-def load_functions(path: Path, names: Iterable[str]) -> dict[str, Callable[..., Any] | None]:
-    """Import a file and return its functions ``names``; None for a function that it lacks.
+def _started(train: Callable[[Any], None], arguments: ProgramArguments) -> Callable[[Any], None]:
+    """``train`` with the program's own command line."""
+
+    @wraps(train)
+    def started(session: Any) -> None:
+        with arguments.watched(trains=True), launchers_refused():
+            train(session)
+
+    return started
+
+
+def _seed_import(seed: int) -> None:
+    """Seed Python's ``random`` and, where they are loaded, torch and NumPy: a controller may load neither."""
+    if "torch" in sys.modules:
+        from elastune.train.rng import seed_everything
+
+        seed_everything(seed)
+        return
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed & 0xFFFFFFFF)
+
+
+def load_functions(program: Program, names: Iterable[str]) -> dict[str, Callable[..., Any] | None]:
+    """Import a program's file and return its functions ``names``; None for a function that it lacks.
 
     Raises:
         UserError: The file cannot be imported.
     """
-    module = _import(path.resolve())
+    path = program.path.resolve()
+    arguments = ProgramArguments(path, program.arguments, {})
+    with arguments.watched():
+        module = _import(path, arguments)
     functions = {name: getattr(module, name, None) for name in names}
     return {name: function if callable(function) else None for name, function in functions.items()}
 
@@ -134,7 +187,35 @@ class _FromSource(SourceFileLoader):
         return code
 
 
-def _import(path: Path) -> ModuleType:
+_importing: list[Path] = []  # programs whose files run at this moment
+
+
+class _StartedAgain(BaseException):
+    """A file that is imported for a training asks for a training. Not an ``Exception``, so that it is not caught."""
+
+
+def end_import() -> None:
+    """End the import of a program that calls ``elastune.run``, ``tune`` or ``find_frontier`` at its top level.
+
+    Controller and workers import the file of the call, and would come to the call again. What the training needs must
+    stand before it.
+    """
+    if _importing:
+        raise _StartedAgain
+
+
+def _check_stands_before(path: Path, train: str, error: BaseException) -> None:
+    """Raise ``UserError`` where the training uses what follows the line that ended the import of ``path``."""
+    at = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)][-1]
+    used = used_by_training(ast.parse(path.read_bytes()), train)
+    late = [name for each in used if each.lineno > at for name in bound(each)]
+    if late:
+        rule = "what a training uses must stand before the call that starts it"
+        fix = 'move the call to the end of the file, below if __name__ == "__main__":'
+        raise UserError(rule, f"{late[0]} after {line_of_user(str(path), at)}", fix)
+
+
+def _import(path: Path, arguments: ProgramArguments, train: str = "train") -> ModuleType:
     if not path.is_file():
         raise UserError("a program must be an existing Python file", path, "check the path")
     if path.suffix != ".py":
@@ -147,16 +228,27 @@ def _import(path: Path) -> ModuleType:
     sys.modules[name] = module
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as running the file would
+    _importing.append(path)
     try:
         spec.loader.exec_module(module)
-    except UserError:
+    except _StartedAgain as error:
+        _check_stands_before(path, train, error)
+    except (UserError, KeyboardInterrupt):
         raise
-    except KeyboardInterrupt:
-        raise
+    except SystemExit as error:
+        if arguments.printed:
+            raise
+        raise _import_failed(path, error) from None
     except BaseException as error:  # noqa: BLE001 - whatever the user's file raises is the user's to see
-        value = f"{path}: {cause_of(error, str(path))}"
-        raise UserError("a program must import without errors", value, "fix that line") from None
+        raise _import_failed(path, error) from None
+    finally:
+        _importing.remove(path)
     return module
+
+
+def _import_failed(path: Path, error: BaseException) -> UserError:
+    value = f"{path}: {cause_of(error, str(path))}"
+    return UserError("a program must import without errors", value, "fix that line")
 
 
 def _objectives(module: ModuleType) -> dict[str, str]:
@@ -199,15 +291,15 @@ def merge(config: Config, changes: Config) -> Config:
     """Return ``config`` with ``changes``.
 
     If a program declares a config, it must contain the name of every change. ``optim.lr`` names ``lr`` in ``{"optim":
-    {"lr": 0.1}}``.
+    {"lr": 0.1}}``, and makes it where there is no config.
 
     Raises:
-        UserError: The config lacks a name.
+        UserError: The config lacks a name, or a name stands for a value and for a group.
     """
     names = {*config, *flat_names(config)}
     unknown = sorted(name for name in changes if name not in names)
-    if unknown and (config or any("." in name for name in unknown)):
-        fix = f"known: {', '.join(sorted(flat_names(config)))}" if config else "add it to config in the program's file"
+    if unknown and config:
+        fix = f"known: {', '.join(sorted(flat_names(config)))}"
         raise UserError("a setting must be one of the program's config", ", ".join(unknown), fix)
     merged: dict[str, Any] = dict(config)
     for name, value in changes.items():
@@ -242,7 +334,11 @@ def _set_nested(config: dict[str, Any], path: list[str], value: Any) -> None:
     if not rest:
         config[first] = value
         return
-    config[first] = dict(config[first])
+    inner = config.get(first, {})
+    if not isinstance(inner, dict):
+        rule = "a setting is either a value or a group of values"
+        raise UserError(rule, f"{first} and {'.'.join(path)}", "leave one of them out")
+    config[first] = dict(inner)
     _set_nested(config[first], rest, value)
 
 
@@ -320,11 +416,11 @@ def _newest() -> _Entered:
 # --- scripts with a main() that use an adapter ---
 
 
-def training_of(module: ModuleType, path: Path) -> Callable[[Any], None] | None:
+def training_of(module: ModuleType, path: Path, arguments: ProgramArguments) -> Callable[[Any], None] | None:
     """The ``main()`` of a file that uses an adapter, as a training function; None for any other file.
 
-    The settings are written into the file's ``config``, if it has one, before ``main`` begins. Otherwise they become
-    the arguments of its command line: ``lr=0.1`` is ``--lr 0.1``.
+    The settings are written into the file's ``config``, if it has one, before ``main`` begins. Otherwise those that no
+    parser was seen to read become arguments of its command line: ``lr=0.1`` is ``--lr 0.1``.
     """
     main = getattr(module, "main", None)
     if not callable(main) or not _uses_adapter(module) or not _takes_nothing(main):
@@ -333,10 +429,11 @@ def training_of(module: ModuleType, path: Path) -> Callable[[Any], None] | None:
     def train(session: Any) -> None:
         settings = dict(session.config)
         declared: Any = getattr(module, "config", None)
-        arguments = as_arguments(settings) if not declared else []
+        unread = {name: value for name, value in settings.items() if name not in arguments.config}
         if declared:
             declared.update(settings)
-        before, sys.argv = sys.argv, [str(path), *arguments]
+        more = [] if declared else as_arguments(unread)
+        before, sys.argv = sys.argv, [str(path), *arguments.words, *more]
         try:
             main()
         finally:
@@ -451,8 +548,8 @@ def process_restored() -> Iterator[None]:
     """Undo what the user's code does to the process that it runs in.
 
     Restored are the folder, umask, environment, descriptors 1 and 2, ``sys.stdout`` and ``sys.stderr``, signal
-    handlers, warnings, locale, recursion limit and the default time-out of sockets. A child that the code has forked
-    and that returns from the code ends.
+    handlers, warnings, locale, recursion limit, the default time-out of sockets and the random streams of the CPU. A
+    child that the code has forked and that returns from the code ends.
     """
     process = os.getpid()
     with ExitStack() as stack:
@@ -460,6 +557,7 @@ def process_restored() -> Iterator[None]:
             with suppress(OSError):  # the descriptor was closed before
                 _keep_open(stack, descriptor)
         _keep_folder(stack)
+        _keep_streams(stack)
         stack.callback(os.umask, _umask())
         stack.callback(_restore_environment, dict(os.environ))
         stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
@@ -487,6 +585,15 @@ def _keep_folder(stack: ExitStack) -> None:
     folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     stack.callback(os.close, folder)
     stack.callback(os.fchdir, folder)
+
+
+def _keep_streams(stack: ExitStack) -> None:
+    """Put back where random streams stand, of those that are loaded now."""
+    stack.callback(random.setstate, random.getstate())
+    if (numpy := sys.modules.get("numpy")) is not None:
+        stack.callback(numpy.random.set_state, numpy.random.get_state())
+    if (torch := sys.modules.get("torch")) is not None:
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
 
 
 def _umask() -> int:

@@ -429,6 +429,29 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
 
 
+# --- metrics ---
+
+
+def reported_metrics(program: Program) -> set[str] | None:
+    """Return the names of the metrics that a program reports, by its ``report`` calls.
+
+    None if they cannot be known: without such a call, with names that are computed, or where another file of the
+    user's, or an adapter, may report too.
+    """
+    sources = source_of(program)
+    if len(sources) != 1:
+        return None
+    tree = ast.parse(program.path.read_bytes())
+    imported = _names_of_imports(tree.body, "") | {
+        node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+    }
+    if any(name.startswith("elastune.adapters") for name in imported):
+        return None
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node).endswith(".report")]
+    names = [keyword.arg for call in calls for keyword in call.keywords]
+    return None if None in names or not names else {name for name in names if name is not None}
+
+
 # --- suspects: lines that may differ between runs or workers ---
 
 

@@ -78,8 +78,6 @@ def _step_difference(mine: StepRecord, theirs: StepRecord, most: float) -> StepD
         if (apart := _numbers_apart(first.losses, second.losses)) > most:
             detail = f"{sum(first.losses):.6g}, and {sum(second.losses):.6g}"
             return StepDifference(step, "loss", detail, (first, second), apart)
-    if not same_cut and (apart := _numbers_apart((mine.loss,), (theirs.loss,))) > max(most, 1e-6):
-        return StepDifference(step, "loss", f"{mine.loss:.6g}, and {theirs.loss:.6g}", apart=apart)
     if (apart := distance(mine.gradient, theirs.gradient)) > most:
         return StepDifference(step, "gradient", named_leaves(mine.gradient, theirs.gradient, most), apart=apart)
     if changed := [name for name, value in mine.settings.items() if theirs.settings.get(name) != value]:

@@ -92,7 +92,7 @@ class Recorder:
         self._samples = 0
         self._open: dict[str, Any] = {}
         self._recorded = 0
-        self.rank = 0
+        self._rank = 0
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Recorder:
             self._passes, self._samples = [], source.samples
         places = range(plan.offset + part.samples.start, plan.offset + part.samples.stop)
         numbers = tuple(source.numbers(places))
-        self._passes.append(PassRecord(part.slot, self.rank, part.weight, numbers, checksum_of(batch)))
+        self._passes.append(PassRecord(part.slot, self._rank, part.weight, numbers, checksum_of(batch)))
         if self._recording.salt:
             seed_everything(derive(self._recording.salt, plan.offset, part.slot))
         with ExitStack() as stack:
@@ -124,17 +124,17 @@ class Recorder:
     def _looks_apart(self) -> bool:
         return self._recorded < self._recording.apart
 
-    def loss(self, loss: torch.Tensor, module: nn.Module, only: list[nn.Parameter] | None) -> None:
-        """The program has given ``loss`` to ``session.backward``."""
+    def loss(self, given: torch.Tensor, loss: torch.Tensor, module: nn.Module, only: list[nn.Parameter] | None) -> None:
+        """The program has ``given`` a loss to ``session.backward``, which goes backward from ``loss``."""
         if not self._passes:
             return
         newest = self._passes[-1]
-        record = replace(newest, losses=(*newest.losses, float(loss.detach())))
+        record = replace(newest, losses=(*newest.losses, float(given.detach())))
         if self._looks_apart:
             gradient = gradient_of(loss, module, only)
             if gradient is not None and newest.gradient is not None:  # a further loss of the same batch
                 gradient = None
-            parts = newest.parts or parts_of(loss, self._program)
+            parts = newest.parts or parts_of(given, self._program)
             coarse = newest.coarse or casts(loss)
             record = replace(record, gradient=gradient, parts=parts, coarse=coarse, line=line_in(self._program))
         self._passes[-1] = record
@@ -154,12 +154,13 @@ class Recorder:
         self._open |= {"variables": variables_in(self._program), "samples": self._samples}
         record = StepRecord(passes=tuple(self._passes), weights=weights_of(module), **self._open)
         self._open = {}
-        with (Path(self._recording.folder) / f"{self.rank}.jsonl").open("a") as file:
+        with (Path(self._recording.folder) / f"{self._rank}.jsonl").open("a") as file:
             file.write(f"{encode(record)}\n")
 
-    def begins(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
-        """The model is prepared, and training begins."""
-        if not self._recording.beginning or self.rank:
+    def begins(self, optimizer: torch.optim.Optimizer, module: nn.Module, rank: int) -> None:
+        """The model is prepared, and training begins on worker ``rank``."""
+        self._rank = rank
+        if not self._recording.beginning or rank:
             return
         names = {id(p): name for name, p in module.named_parameters()}
         trained = [p for group in optimizer.param_groups for p in group["params"]]

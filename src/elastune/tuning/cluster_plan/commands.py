@@ -20,7 +20,7 @@ from elastune.core.run import Config, Program
 from elastune.train.program.load import load_as_guest, merge
 from elastune.train.program.space import corners
 from elastune.tuning.cluster_plan.measured_plans import BATCH, training_of
-from elastune.tuning.study.run_command import run_command
+from elastune.tuning.study.run_command import own_arguments, run_command
 
 PLACEHOLDER = "--cluster hosts:7070 --token-file elastune.token --interface eth0"
 """The cluster in the commands of a plan for several nodes, if the user did not name a cluster."""
@@ -59,7 +59,7 @@ def program_facts(program: Program, config: Config, seed: int = 0) -> ProgramFac
         >>> program_facts(Program(Path("train.py")), {}).lacks
         ''
     """
-    loaded = load_as_guest(program)
+    loaded = load_as_guest(program, seed)
     settings = merge(loaded.config, config)
     if loaded.space is None:
         also = "" if loaded.objectives else ', and objectives = {"accuracy": "max"} (or --objective accuracy:max)'
@@ -100,13 +100,26 @@ def command_of(
         >>> command_of(plan, Program(Path("train.py")), {}, 0, 64, where="--cluster slurm:nodes=2")
         'elastune run train.py --mode fast ... --cluster slurm:nodes=2'
     """
+    command = _options_of(plan, program, config, seed, own_batch, copies, device)
+    return (f"{command} {where}" if where else command) + own_arguments(program.arguments)
+
+
+def _options_of(
+    plan: ClusterPlan,
+    program: Program,
+    config: Mapping[str, Any],
+    seed: int,
+    own_batch: int,
+    copies: int = 1,
+    device: str | None = None,
+) -> str:
+    """The command without the options of a cluster and the program's own arguments."""
     execution = training_of(plan, copies).execution
     settings = {**config, **({} if plan.batch == own_batch else {BATCH: plan.batch})}
     options = {name: value for name, value in execution.to_json().items() if value is not None and name != "device"}
     if device is not None:
         options["device"] = device
-    command = run_command(str(program.path), settings, options, seed, data=program.data_text)
-    return f"{command} {where}" if where else command
+    return run_command(str(program.path), settings, options, seed, data=program.data_text)
 
 
 def search_command_of(
@@ -144,11 +157,11 @@ def search_command_of(
     batch = own_batch if BATCH not in chosen else plan.batch  # a batch chosen by the space is not set
     where = more.pop("where", "")
     config = {name: value for name, value in config.items() if name not in chosen}
-    command = command_of(plan, program, config, seed, batch, **more).replace("elastune run ", "elastune tune ", 1)
+    command = _options_of(plan, program, config, seed, batch, **more).replace("elastune run ", "elastune tune ", 1)
     stopping = "" if search.kept == 1 else " --stopping asha"
     by = "" if sampler == "auto" else f" --sampler {sampler}"
     words = f"{command} --workers {plan.workers} --trials {trials_of(plan, search)}{by}{stopping}"
-    return f"{words} {where}" if where else words
+    return (f"{words} {where}" if where else words) + own_arguments(program.arguments)
 
 
 def trials_of(plan: ClusterPlan, search: SearchModel) -> int:

@@ -330,7 +330,7 @@ def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
         raise UserError("the folder of a plan must not be there yet", str(request.out), "use another --out")
     for folder in request.earlier:
         journals_in(folder)
-    loaded = load_as_guest(request.program)
+    loaded = load_as_guest(request.program, request.seed)
     override(loaded.config, request.config, loaded.space)
     size = rehearse_apart(request.program, request.config, request.seed)
     facts = program_facts(request.program, request.config, request.seed)

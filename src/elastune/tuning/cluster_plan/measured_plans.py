@@ -14,10 +14,11 @@ import numpy as np
 from elastune.core.errors import UserError
 from elastune.core.journal.records import RunFinished
 from elastune.core.mesh import MechanismName, Mesh
+from elastune.core.mesh_choice import least_slots
 from elastune.core.plan.cluster_plan import ClusterPlan, ProgramForecast, step_estimates
 from elastune.core.plan.memory import peak_bytes
 from elastune.core.plan.step_time import StepSplits
-from elastune.core.run import DEFAULT_SLOTS, ExecutionSettings
+from elastune.core.run import ExecutionSettings
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.train.program.load import load_as_guest, merge
@@ -91,11 +92,10 @@ class TrainingPlan:
         words = [axis for axis in ("tensor", "pipeline") if mesh.size(axis) > 1]
         words += ["sharded"] if self.sharded else ["zero"] if mesh.shard > 1 else []
         name = self.mechanism or "+".join(words) or "replicated"
-        slots = max(DEFAULT_SLOTS, mesh.workers)  # enough for every worker that is left after a loss
         copies = None if whole or MechanismName.parse(name).foreign else min(self.copies, mesh.workers)
-        return ExecutionSettings(
-            mode="fast", mesh=mesh, mechanism=name, micro_batch=self.micro, copies=copies, num_slots=slots
-        )
+        execution = ExecutionSettings(mode="fast", mesh=mesh, mechanism=name, micro_batch=self.micro, copies=copies)
+        # Enough for the workers that are left after a loss, too.
+        return replace(execution, num_slots=least_slots(execution, mesh.workers))
 
 
 def training_of(plan: ClusterPlan, copies: int = 1) -> TrainingPlan:

@@ -39,7 +39,7 @@ FEWEST_STEPS = 8  # the least steps of an earlier run whose median counts
 MOST_PROBES = 8
 NOISE_HERE = 0.05  # the relative noise of a median over a dozen steps, on a machine that also does other work
 NOTHING: Mapping[str, ConfigValue] = MappingProxyType({})
-NOISE, NOISE_STEPS = "noise_scale", 40
+NOISE, NOISE_STEPS, NOISE_SLOTS = "noise_scale", 40, 4
 HERE = (
     Constant("flop_s", 1 / 3e10, 8.0),
     Constant("edge_flop_s", 1 / 3e10, 8.0),
@@ -374,7 +374,7 @@ class MachineProbes:
 
     def _measure_noise(self, cluster: Cluster) -> None:
         """Measure the noise scale on one worker with several slots, whose gradients can be compared."""
-        finished = self._run(cluster, ExecutionSettings(), NOISE_STEPS, (NOISE,))
+        finished = self._run(cluster, ExecutionSettings(num_slots=NOISE_SLOTS), NOISE_STEPS, (NOISE,))
         if NOISE in finished.signals:
             self.noise_scale = max(0.0, finished.signals[NOISE][0])
 

@@ -271,6 +271,7 @@ class CheckedFrontier:
         plain["prices"] = None if prices is None else prices.digest  # a trace may be long
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["data"] = self.request.program.data_text
+        plain["arguments"] = list(self.request.program.arguments)
         plain["execution"] = self.request.execution.to_json()
         plain["workers"] = list(self.request.workers)
         plain["meshes"] = [str(mesh) for mesh in self.request.meshes]
@@ -305,10 +306,11 @@ def check(request: FrontierRequest, timeable: int | None = None) -> CheckedFront
     if request.margin is not None and not 0 < request.margin < math.inf:
         raise UserError("a margin must be above 0", request.margin, "for example --margin 0.01")
     layouts = _checked_layouts(request, timeable)
-    program = load_as_guest(request.program)
+    program = load_as_guest(request.program, request.seed)
     if program.space is None:
         raise UserError("a frontier needs a search space", request.program.path, "define space(trial) in the file")
     config = _with_epochs(override(program.config, request.config, program.space), request.epochs)
+    program.check(request.config)
     _check_scalable(config)
     objectives = [(n, d) for n, d in program.objectives.items() if n not in MEASURED]
     if not objectives:

@@ -417,7 +417,13 @@ def _command(plan: CheckedFrontier, chosen: FrontierRow, repeated: Training) -> 
     if "policy" in execution and "mesh" not in execution:
         execution["workers"] = f"{chosen.workers}:{chosen.workers}"  # the row holds for exactly these workers
     seed_and_epochs = repeated.seed, request.epochs
-    data = request.program.data
+    program = request.program
     return run_command(
-        request.program.path, chosen.config, execution, *seed_and_epochs, divergence=request.divergence, data=data
+        program.path,
+        chosen.config,
+        execution,
+        *seed_and_epochs,
+        divergence=request.divergence,
+        data=program.data,
+        arguments=program.arguments,
     )

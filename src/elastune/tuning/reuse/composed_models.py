@@ -18,6 +18,7 @@ from torch import nn
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import SingleScore
+from elastune.core.run import Program
 from elastune.train.predictions import HELD_OUT, check_name
 from elastune.train.program.load import load_functions, process_restored
 from elastune.tuning.reuse.class_tree import ROOT, ClassTree, class_tree, node_text
@@ -426,7 +427,7 @@ def composed_of(
         raise UserError(rule, f"{len(sources)} studies, {'no' if tree is None else 'a'} tree", "see docs/transfer.md")
     path = Path(sources[-1].study.program if program is None else program)
     with process_restored():
-        build = load_functions(path, ["build"])["build"]
+        build = load_functions(Program(path), ["build"])["build"]
         if build is None:
             raise UserError("a program whose kept models are used has build", path, "def build(config): return model")
         if tree is not None:

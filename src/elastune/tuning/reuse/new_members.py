@@ -86,7 +86,7 @@ def train_members(
     if meaning(request.program) != settings.get("meaning"):
         fix = "begin another study with what it is now"
         raise UserError("a study's program trains as it did when it began", f"{results.program} has changed", fix)
-    varied = _checked(vary, results.defaults, load_as_guest(request.program).views, results.program)
+    varied = _checked(vary, results.defaults, load_as_guest(request.program, request.seed).views, results.program)
     bases = _best_first(results, table)
     if not bases:
         raise UserError("what is varied are the settings of a trial with a result", f"none in {out}", "tune first")

@@ -99,14 +99,15 @@ def hooks_of(source: Library, program: Path | None = None) -> Iterator[ModelHook
         UserError: If the file is missing, lacks a hook, or has changed.
     """
     path = (program or Path(source.study.program)).resolve()
-    begun = Program(path, source.settings.get("train", "train"))
+    own = tuple(source.settings.get("arguments", ()))
+    begun = Program(path, source.settings.get("train", "train"), arguments=own)
     if program is None and path.is_file() and meaning(begun) != source.settings.get("meaning"):
         fix = "name it if it builds the same models all the same: --program FILE"
         raise UserError("a study's program trains as it did when it began", f"{path} has changed", fix)
     with process_restored():
         if source.study.data and "ELASTUNE_DATA" not in os.environ:
             os.environ["ELASTUNE_DATA"] = source.study.data
-        loaded = load_functions(path, _HOOKS)
+        loaded = load_functions(begun, _HOOKS)
         build, predict = loaded["build"], loaded["predict"]
         if build is None or predict is None:
             lacks = "build" if build is None else "predict"

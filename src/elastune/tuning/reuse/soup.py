@@ -271,6 +271,8 @@ class SoupFunctions:
 def make_soup(source: Library, functions: SoupFunctions, how: str, trials: Sequence[int] | None = None) -> Soup:
     """Make a soup as ``soup`` does, from a study that was read already."""
     candidates = source.selected(trials)
+    if trials is not None and len(candidates) < 2:
+        raise UserError("a soup is the mean of several trials", f"trial {trials[0]} alone", "name more --trials")
     common = ancestor(source.table, read(source.out / JOURNAL), [candidate.trial for candidate in candidates])
     pot = _SoupMixer(candidates, functions)
     gains = {at: pot.gain([at]) for at in range(len(candidates))}

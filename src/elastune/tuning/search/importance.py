@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from optuna.trial import create_trial
 
-from elastune.train.program.space import from_json
-from elastune.tuning.search.history import new_study, quiet
 from elastune.tuning.search.objective import Objective, oriented
 
 FEWEST = 10  # trials that an importance needs at least
@@ -70,6 +67,11 @@ def importance(tried: Sequence[EvaluatedTrial], objectives: Sequence[Objective])
 
 
 def _importance(tried: Sequence[EvaluatedTrial], objective: Objective) -> Importance:
+    from optuna.trial import create_trial  # here: the report of a run does without Optuna
+
+    from elastune.train.program.space import from_json
+    from elastune.tuning.search.history import new_study, quiet
+
     name = objective.name
     valued = [trial for trial in tried if math.isfinite(trial.values.get(name, math.nan)) and trial.params]
     n = len(valued)

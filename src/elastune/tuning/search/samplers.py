@@ -22,7 +22,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from elastune.core.errors import UserError
 from elastune.core.options import options_of, read, split
-from elastune.tuning.search.gaussian import GaussianSampler
 from elastune.tuning.search.genetic import GeneticOptions, GeneticSampler, parse_genetics
 from elastune.tuning.search.objective import Objective
 
@@ -114,6 +113,9 @@ def make_sampler(name: str, seed: int, trials: Sequence[FrozenTrial] = ()) -> Ba
             case "random":
                 return RandomSampler(seed=seed)
             case "gp":
+                # It imports torch and scipy, which take seconds that other samplers need not.
+                from elastune.tuning.search.gaussian import GaussianSampler
+
                 return GaussianSampler(seed)
             case "tpe" if conditional(trials):
                 return TPESampler(seed=seed, multivariate=True, group=True)

@@ -19,6 +19,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunFinished
 from elastune.core.journal.spending import RunMoney, money
+from elastune.core.mesh_choice import least_slots
 from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, Program, RunSpec
 from elastune.core.sync_plan import SyncChoice, SyncPlan
 from elastune.runtime.clusters.base import Cluster
@@ -32,7 +33,7 @@ from elastune.runtime.job.validation import check_adapt, spot_watch
 from elastune.runtime.placement import from_environment
 from elastune.runtime.spot import prices_of
 from elastune.train.preflight import examined_meanwhile
-from elastune.train.program.load import load_as_guest
+from elastune.train.program.load import end_import, load_as_guest
 from elastune.train.program.space import Space
 from elastune.tuning.study.budget import with_prices
 from elastune.tuning.study.request import StudyRequest
@@ -62,15 +63,21 @@ class RunResult(RunFinished):
 def program_of(train: Train) -> Program:
     """Return the file and the name by which workers import ``train``.
 
+    Its arguments are those of this process if the file is its script. The function does not return to a file that is
+    imported for a training: see ``end_import``.
+
     Raises:
         UserError: For a function that no file defines at its top level.
     """
+    end_import()
     file = inspect.getsourcefile(train) if inspect.isfunction(train) else None
     name = getattr(train, "__qualname__", str(train))
     if file is None or not Path(file).is_file() or "." in name or name == "<lambda>":
         fix = "write it as a plain 'def' at the top level of a .py file"
         raise UserError("workers must be able to import the training function", name, fix)
-    return Program(Path(file), name)
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    is_script = main is not None and Path(main).resolve() == Path(file).resolve()
+    return Program(Path(file), name, arguments=tuple(sys.argv[1:]) if is_script else ())
 
 
 def run(
@@ -104,7 +111,8 @@ def run(
     Args:
         train: A plain function at the top level of a file.
         config: Settings that replace those of the program's own ``config``.
-        workers: Number of worker processes; None: ``execution.workers``.
+        workers: Number of worker processes; None: ``execution.workers``. The run has as many slots, or those of
+            ``execution`` where these are more.
         seed: The seed of everything random.
         out: The folder of the results, or, as text, a URL that fsspec can open; None: the next free folder.
         execution: Execution settings, such as mode, mechanism and device.
@@ -145,7 +153,7 @@ def run(
         base = replace(base, topology=Topology.parse(topology))
     count = place.world if place is not None else base.workers if workers is None else workers
     strategy = SyncChoice.parse(sync, sync_schedule)
-    slots = max(base.num_slots, count)
+    slots = least_slots(replace(base, workers=count), count)
     slots = strategy.slots(slots) if execution is None else slots
     cluster_request, elastic = resolve_cluster(cluster, grace_s), Elastic(grace_s=grace_s)
     if place is not None and (out is None or is_url(str(out))):
@@ -175,7 +183,7 @@ def run(
         if longer := check_resumed(spec):
             say(f"the run is to be longer than it was begun for: {longer}")
         with nullcontext() if adopts or place is not None else examined_meanwhile(spec):
-            loaded = load_as_guest(program)
+            loaded = load_as_guest(program, seed)
             check_adapt(spec.adapt, loaded, spec)
             spot = spot_watch(spec, loaded)
         if place is not None:
@@ -241,7 +249,8 @@ def tune(
         space: The search space.
         objectives: Metric names, each with "max" or "min".
         workers: Number of workers of all trials together.
-        trial_workers: (low, high): move workers among the running trials; each trial has from low to high of them.
+        trial_workers: (low, high): move workers among the running trials; each trial has from low to high of them,
+            and ``high`` slots.
         allocation: How workers are distributed among trials: "short_first", under which the longest trials wait, or
             "steepest" (docs/studies.md).
         trials: Number of trials after which the search ends.

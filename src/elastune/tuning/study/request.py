@@ -158,7 +158,10 @@ class StudyRequest(SearchRequest):
         data, begun, bounds = settings.get("data"), settings.get("start_from"), settings.get("trial_workers")
         plain |= {
             "program": Program(
-                Path(settings["program"]), settings.get("train", "train"), None if data is None else Path(data)
+                Path(settings["program"]),
+                settings.get("train", "train"),
+                None if data is None else Path(data),
+                tuple(settings.get("arguments", ())),
             ),
             "out": out,
             "resume": True,

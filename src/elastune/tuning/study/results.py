@@ -132,6 +132,7 @@ class Study:
     price_per_worker_hour: float = 1.0
     divergence: float | None = FACTOR
     data: str | None = None
+    arguments: tuple[str, ...] = ()
     kept: tuple[ArtifactKept, ...] = ()
     assets: Assets | None = None
     until: tuple[str, ...] = ()
@@ -184,6 +185,7 @@ class Study:
             price_per_worker_hour=price,
             divergence=first_settings.get("divergence", FACTOR),
             data=first_settings.get("data"),
+            arguments=tuple(first_settings.get("arguments", ())),
             kept=tuple(table.artifacts[number] for number in sorted(table.artifacts)),
             assets=assets_of(entries, table),
             until=tuple(newest.get("until", ())),
@@ -326,6 +328,7 @@ class Study:
             defaults=self.defaults or None,
             divergence=self.divergence,
             data=self.data,
+            arguments=self.arguments,
         )
         return Picked(trial, picked.reason, command, self._caveat(trial))
 

@@ -58,6 +58,7 @@ def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
     tune, simulated = now["kind"] == "tune", {True: "simulated", False: "trained"}
     for name in ("kind", "program", "objectives", "constraints"):
         yield from _difference(name, then.get(name), now[name])
+    yield from _difference("arguments", then.get("arguments", []), now.get("arguments", []))
     for name in ("seed", "epochs", "prices"):
         yield from _difference(name, then.get(name), now[name])
     old, new = then.get("config") or {}, now["config"]
@@ -95,6 +96,8 @@ def _difference(name: str, old: Any, new: Any) -> Iterator[UserError]:
     fix = "leave it out" if was_unset else f"use {first}"
     if name in _WORDS:
         fix = f"leave out {_WORDS[name]}" if was_unset else f"use {_WORDS[name]} {shlex.quote(first)}"
+    elif name == "arguments":
+        fix = "leave out what stands behind FILE and --"
     elif name in ("objectives", "constraints") and not was_unset:
         texts = [f"{key}:{value}" for key, value in old.items()] if isinstance(old, Mapping) else list(old)
         fix = f"use {shlex.join(word for each in texts for word in (f'--{name[:-1]}', each))}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from elastune.core.divergence import FACTOR
@@ -54,6 +54,7 @@ def run_command(
     defaults: Mapping[str, Any] | None = None,
     divergence: float | None = FACTOR,
     data: object = None,
+    arguments: Sequence[str] = (),
 ) -> str:
     """Return the ``elastune run ...`` command for these settings, quoted for a POSIX shell.
 
@@ -66,6 +67,7 @@ def run_command(
         defaults: The program's own settings, where known. A setting that is None in both is left out.
         divergence: The factor of ``core.divergence``; None for off.
         data: The folder of data sets, if any.
+        arguments: The program's own arguments.
     """
     unset = {name for name, value in _flat(defaults or {}) if value is None}
     words = ["elastune", "run", program_path(program)]
@@ -89,7 +91,12 @@ def run_command(
         words += ["--epochs", str(epochs)]
     if seed is not None:
         words += ["--seed", str(seed)]
-    return " ".join(shlex.quote(word) for word in words)
+    return shlex.join(words) + own_arguments(arguments)
+
+
+def own_arguments(arguments: Sequence[str]) -> str:
+    """The end of a command whose program has these arguments of its own; "" without any."""
+    return f" -- {shlex.join(arguments)}" if arguments else ""
 
 
 def program_path(program: object) -> str:

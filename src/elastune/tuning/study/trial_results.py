@@ -17,6 +17,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import RunFailed, TrialFinished, TrialStarted
 from elastune.core.journal.trials import TrialSummary
 from elastune.core.mesh import AXES, STAGED, MechanismName, Mesh
+from elastune.core.mesh_choice import least_slots
 from elastune.core.run import Adapt, Config, ExecutionSettings
 from elastune.core.sync_plan import SYNC_NAMES, in_full, strategy_settings
 from elastune.runtime.job.pool import JobEvent
@@ -147,7 +148,8 @@ def settings(
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= capacity:
         rule = f"a trial's workers must be a whole number from 1 to the study's {capacity}"
         raise UserError(rule, workers, "change space(trial) or --workers")
-    changed = replace(changed, num_slots=max(changed.num_slots, workers))
+    slots = max(changed.num_slots, workers) if changed.mesh is None else least_slots(changed, workers)
+    changed = replace(changed, num_slots=slots)
     system_names = {*SYSTEM_PARAMETERS, *strategy_settings(suggested, config)}
     plain = {name: value for name, value in suggested.items() if name not in system_names}
     return merge(config, plain), changed, Adapt(policies=policies_of(suggested.get("policy", NO_POLICY)))

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
-
-from optuna.distributions import BaseDistribution
+from typing import TYPE_CHECKING, Any
 
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
 from elastune.core.journal.records import TrialStarted
 from elastune.core.journal.trials import TrialSummary, TrialTable
-from elastune.train.program.space import contains, from_json
 from elastune.tuning.search.constraint import Constraint, fulfilled
 from elastune.tuning.search.objective import Objective, chance
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,8 @@ def check_params(trials: Iterable[Trial | TrialStarted]) -> None:
     Raises:
         UserError: For a trial with other parameters.
     """
+    from elastune.train.program.space import from_json  # loads Optuna, which the report of a run does without
+
     distributions: dict[str, BaseDistribution] = {}
     rule, fix = "a trial's parameters must be of its distributions", "restore the journal"
     for trial in trials:
@@ -113,6 +115,8 @@ def check_params(trials: Iterable[Trial | TrialStarted]) -> None:
 
 
 def _within(distribution: BaseDistribution, value: Any) -> bool:
+    from elastune.train.program.space import contains
+
     try:
         return contains(distribution, value)
     except (ValueError, TypeError, OverflowError):

@@ -23,7 +23,7 @@ from elastune.runtime.job.validation import check_adapt, check_means, check_valu
 from elastune.train.checkpoints.start_from import digest_of_weights
 from elastune.train.program.load import LoadedProgram, load_as_guest, setting_of
 from elastune.train.program.overrides import override
-from elastune.train.program.source import meaning, source_of
+from elastune.train.program.source import meaning, reported_metrics, source_of
 from elastune.train.program.space import Sample, Space, corners, enumerate_all, probe
 from elastune.tuning.search.constraint import Constraint, all_texts, evaluate, parse_constraints, violations
 from elastune.tuning.search.early_stopping import make_schedule
@@ -78,6 +78,7 @@ class Plan:
         plain["train"] = self.request.program.train
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["data"] = self.request.program.data_text
+        plain["arguments"] = list(self.request.program.arguments)
         plain["start_from"] = self.request.start_from and self.request.start_from.to_json()
         plain["execution"] = self.request.execution.to_json()
         plain |= self.request.sync.to_json()
@@ -114,7 +115,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     check_means(replace(spec, sync=request.sync.sync, sync_schedule=request.sync.schedule))
     if request.workers < 1:
         raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")
-    program = load_as_guest(request.program)
+    program = load_as_guest(request.program, request.seed)
     if not (request.simulated or program.trains):
         rule = f"a program that is trained must define {request.program.train}(session)"
         raise UserError(rule, request.program.path, "add it, or use elastune simulate")
@@ -134,6 +135,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         rule = "a generation ends when all of its trials have, so none may pause"
         raise UserError(rule, f"{request.sampler} with {request.stopping}", "use genetic with steady=1, or no stopping")
     config = override(program.config, request.config, user_space)
+    program.check(request.config)
     request = replace(request, constraints=all_texts(program.constraints, request.constraints))
     constraints = parse_constraints(request.constraints)
 
@@ -145,6 +147,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
 
     samples = [*corners(complete_space, request.seed), *probe(complete_space, PROBED, request.seed)]
     _check_set(request.config, samples)
+    _check_until(request, program, {*config, *(name for sample in samples for name in sample.values)})
     _check_policies(samples, program)
     check_adapt(Adapt((), request.monitors), program, replace(spec, sync=request.sync.sync))
     _check_bounds(request, samples)
@@ -168,6 +171,18 @@ def _check_rules(request: StudyRequest) -> None:
     patience = request.patience
     if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 1):
         raise UserError("patience must be a whole number, at least 1", patience, "for example --patience 10")
+
+
+def _check_until(request: StudyRequest, program: LoadedProgram, settings: set[str]) -> None:
+    """Refuse a condition on a metric that the program never reports, where its file shows them all."""
+    reported = None if program.surrogate is not None else reported_metrics(request.program)
+    if reported is None:
+        return
+    names = {*settings, *reported, *program.objectives, *MEASURED, SECONDS_TO_TARGET}
+    for rule in parse_constraints(request.until):
+        if missing := sorted(rule.names - names):
+            fix = f"known: {', '.join(sorted(names))}"
+            raise UserError("--until may name settings and reported metrics", missing[0], fix)
 
 
 def _check_set(config: Config, samples: Sequence[Sample]) -> None:
@@ -338,5 +353,7 @@ def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: ob
         if entries:
             raise UserError("only a study can be resumed as one", path, "use another --out")
         return
+    if started.command is None:  # arguments of a Python script, which may say to resume
+        settings = {**settings, "arguments": started.settings.get("arguments", [])}
     for difference in differences(started.settings, settings):
         raise difference

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.agent_runs import ELASTUNE, LIMIT_S, AgentRun
+from tests.support.forked import elastune
 from tests.support.hosts import Network
 
 from elastune.core.journal.files import read
@@ -33,7 +34,7 @@ from elastune.tuning.study.run import tune
 
 PROGRAMS = Path(__file__).parents[3] / "faults" / "programs"
 TUNED, SHARED = PROGRAMS / "elastic.py", PROGRAMS / "shares.py"
-TRAINING = ["--set", "epochs=30", "--seed", "3"]
+TRAINING = ["--set", "epochs=30", "--seed", "3", "--slots", "4"]
 Begin = Callable[..., AgentRun]
 
 
@@ -95,11 +96,11 @@ def test_hosts_come_die_and_go(begin: Begin, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     assert run.controller.wait(LIMIT_S) == 0, run.said
     assert run.agents[2].wait(30) == 0
-    undisturbed = subprocess.run(
-        [*ELASTUNE, "run", str(SHARED), *TRAINING, "--workers", "1", "--json", "--out", str(tmp_path / "alone")],
-        capture_output=True, check=True,
-    )  # fmt: skip
-    assert json.loads(run.result)["sha256"] == json.loads(undisturbed.stdout)["sha256"]
+    with (tmp_path / "result").open("wb") as result, (tmp_path / "said").open("wb") as said:
+        words = ["run", str(SHARED), *TRAINING, "--workers", "1", "--json", "--out", str(tmp_path / "alone")]
+        assert elastune(*words, out=result, err=said).wait(LIMIT_S) == 0
+    undisturbed = (tmp_path / "result").read_text()
+    assert json.loads(run.result)["sha256"] == json.loads(undisturbed)["sha256"]
     assert ledger(read(run.out / "journal.jsonl")).exact
     gone = {record.worker: (record.how, record.why) for record in run.records(WorkerGone)}
     lost = [why for how, why in gone.values() if how == "lost"]
@@ -149,6 +150,7 @@ def test_a_study_on_hosts_that_come_die_and_go(begin: Begin, tmp_path: Path, clu
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_a_frontier_tells_apart_the_links_within_and_across_hosts(begin: Begin, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     options = ["--budget", "60s", "--short", "--seeds", "2", "--sampler", "random", "--set", "epochs=2"]

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.elastic_runs import Runs
+from tests.support.forked import ForkedProcess, elastune
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import HostsHeld, Regrouped, WorkerGone
@@ -24,7 +23,6 @@ from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
 
 PROGRAM = Path(__file__).parents[3] / "faults" / "programs" / "elastic.py"
-ELASTUNE = [sys.executable, "-m", "elastune"]
 EPOCHS, LIMIT_S = 8, 120.0
 
 
@@ -45,7 +43,7 @@ class SpotRun:
         )
         self.until((folder / "token").exists)
 
-    def agent(self, kind: str) -> subprocess.Popen[bytes]:
+    def agent(self, kind: str) -> ForkedProcess:
         """Start one on a machine of this kind."""
         where = ["--join", f"127.0.0.1:{self._port}", *self._where, "--workers", "2"]
         return self._start(kind, "agent", *where, "--kind", kind, "--name", kind)
@@ -65,9 +63,9 @@ class SpotRun:
             assert self.controller.poll() is None, self.said
             time.sleep(0.05)
 
-    def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, *words: str) -> ForkedProcess:
         with (self.folder / f"{name}.result").open("wb") as result, (self.folder / f"{name}.said").open("wb") as said:
-            process = subprocess.Popen([*ELASTUNE, *words], stdout=result, stderr=said, start_new_session=True)
+            process = elastune(*words, out=result, err=said)
 
         def end() -> None:
             if process.poll() is None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PROGRAM = Path(__file__).parents[3] / "faults" / "programs" / "elastic.py"
 ELASTUNE = [sys.executable, "-m", "elastune"]
 EPOCHS = 12
-TRAINING = ["--set", f"epochs={EPOCHS}", "--set", "plain=true", "--seed", "3"]
+TRAINING = ["--set", f"epochs={EPOCHS}", "--set", "plain=true", "--seed", "3", "--slots", "4"]
 RUN = ["run", str(PROGRAM), *TRAINING, "--workers", "1:4"]
 STUDY = ["--sampler", "random", "--trials", "3", "--mode", "exact", "--seed", "3"]
 STUDY += ["--set", "epochs=6", "--set", "samples=256"]

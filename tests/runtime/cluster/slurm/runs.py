@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).parents[3] / "faults" / "programs" / "elastic.py"
 SCRIPT = str(Path(__file__).parents[4] / "examples" / "slurm.sh")
 ELASTUNE = [sys.executable, "-m", "elastune"]
 EPOCHS = 12
-TRAINING = ["--set", f"epochs={EPOCHS}", "--set", "plain=true", "--seed", "3"]
+TRAINING = ["--set", f"epochs={EPOCHS}", "--set", "plain=true", "--seed", "3", "--slots", "4"]
 RUN = ["run", str(PROGRAM), *TRAINING, "--workers", "1:4"]
 LIMIT_S = 120.0
 

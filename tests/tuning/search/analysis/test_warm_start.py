@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.soaked import soaked
 
 from elastune.core.journal.records import (
     DataContext,
@@ -218,7 +219,7 @@ def best_found(sampler: str, trials: int, seed: int, misleading: Sequence[WarmSt
     return max(accuracy(suggestion.values) for suggestion in run(suggester, [], trials, ONE))
 
 
-@pytest.mark.parametrize(("sampler", "trials"), [("random", 6), ("random", 25), ("tpe", 25)])
+@pytest.mark.parametrize(("sampler", "trials"), [("random", 6), *soaked(("random", 25), ("tpe", 25))])
 def test_sources_that_mislead_cost_little(sampler: str, trials: int) -> None:
     """Two studies of other data, whose best are the worst here: the error that is left (which no setting brings below
     0.1) is at most 5 % larger in the median over searches, simulated on a function, than that of a cold start."""

@@ -13,6 +13,7 @@ from optuna._gp.acqf import BaseAcquisitionFunc, qLogEHVI
 from optuna._gp.gp import ConditionalGPRegressor, GPRegressor, fit_kernel_params
 from optuna._gp.prior import DEFAULT_MINIMUM_NOISE_VAR, default_log_prior
 from optuna.samplers import GPSampler, RandomSampler
+from tests.soaked import soaked
 
 from elastune.core.journal.records import TrialFinished
 from elastune.tuning.search.constraint import parse_constraints
@@ -216,7 +217,7 @@ def ask(suggester: Suggester) -> dict[str, Any]:
     return asked.params
 
 
-@pytest.mark.parametrize("constraints", [(), ("seconds <= 20",)])
+@pytest.mark.parametrize("constraints", [("seconds <= 20",), *soaked(((),))])
 def test_what_is_remembered_changes_no_proposal(constraints: tuple[str, ...]) -> None:
     first = search(14, constraints=constraints)
     batch = [ask(first) for _ in range(3)]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from optuna.distributions import FloatDistribution
 from optuna.study import StudyDirection
 from optuna.trial import TrialState, create_trial
+from tests.soaked import soaked
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Entry, TrialFinished, TrialStarted
@@ -269,13 +270,13 @@ def covered(found):
     return hypervolume(np.array([[each["f"], each["g"]] for each in found]), np.array([1.1, 7.0]))
 
 
-@pytest.mark.parametrize("sampler", ["genetic", "genetic:steady=0", "genetic:step=0.1"])
+@pytest.mark.parametrize("sampler", ["genetic", *soaked("genetic:steady=0", "genetic:step=0.1")])
 def test_with_one_objective_it_is_better_than_random(sampler):
     assert median(onemax, ones, sampler, 120, lowest) <= median(onemax, ones, "random", 120, lowest) - 2
     assert median(sphere, distance, sampler, 120, lowest) < median(sphere, distance, "random", 120, lowest) / 2
 
 
-@pytest.mark.parametrize("sampler", ["genetic", "genetic:steady=0"])
+@pytest.mark.parametrize("sampler", ["genetic", *soaked("genetic:steady=0")])
 def test_with_two_objectives_it_covers_more_than_random(sampler):
     found = [median(zdt1, zdt1_values, name, 120, covered, TWO) for name in (sampler, "random")]
     assert found[0] > found[1] + 0.2

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 import pytest
+from tests.soaked import soaked
 
 from elastune.core.journal.records import TrialFinished
 from elastune.tuning.search.front import hypervolume
@@ -64,7 +65,7 @@ def test_the_known_hypervolume_is_that_of_a_dense_front(problem):
 
 @pytest.mark.parametrize(
     ("sampler", "problem", "share"),
-    [("nsga2", "zdt1", 0.89), ("nsga2", "dtlz2", 0.78), ("genetic", "zdt1", 0.95), ("genetic", "dtlz2", 0.8)],
+    [("nsga2", "zdt1", 0.89), ("genetic", "dtlz2", 0.8), *soaked(("nsga2", "dtlz2", 0.78), ("genetic", "zdt1", 0.95))],
 )
 def test_a_search_reaches_most_of_it(sampler, problem, share):
     assert share <= reached(problem, sampler) <= 1.0

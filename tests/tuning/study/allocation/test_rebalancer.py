@@ -57,7 +57,7 @@ def hashes(out: Path) -> dict[float, str]:
 def test_freed_workers_flow_to_running_trials(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
     shared, fixed = tmp_path / "shared", tmp_path / "fixed"
     tune(request(tiny, shared, trial_workers=(1, 4)), space=space, cluster=cluster)
-    tune(request(tiny, fixed), space=space, cluster=cluster)
+    tune(request(tiny, fixed, config={}), space=space, cluster=cluster)
     moved = [r for r in records(shared) if isinstance(r, TrialReallocated)]
     done = [r for r in records(shared) if isinstance(r, TrialRegrouped)]
     assert any(r.after > r.before for r in moved)

@@ -119,6 +119,10 @@ class OwnedReplica(Replica):
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
+    @property
+    def runs_at_once(self) -> bool:
+        return self.division.streams
+
     def begin_evaluation(self) -> None:
         self.division.begin_evaluation()
 
@@ -209,6 +213,11 @@ class OwnedReplica(Replica):
             self._scale(factor)
             self.store.scale(factor)
         return norm
+
+    def divide(self, by: float) -> None:
+        self._scale(1.0 / by)
+        self.store.scale(1.0 / by)
+        self._squares = self._squares / by**2
 
     def _steps(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """The optimizer is about to step."""

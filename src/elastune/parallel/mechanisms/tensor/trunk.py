@@ -23,6 +23,7 @@ from torch import nn
 
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
+from elastune.core.formatting import count as counted
 from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.comm.process_groups import Comms
@@ -70,9 +71,12 @@ def _check(execution: ExecutionSettings) -> None:
         raise UserError(rule, f"--micro-batch {execution.micro_batch}", f"{other}, and use more --slots")
     if execution.parts.pipeline or execution.parts.state == "sharded":
         raise UserError(rule, execution.mechanism, "use --mechanism tensor or tensor+zero")
-    if execution.first_mesh.batch * execution.first_mesh.tensor > execution.num_slots:
-        numbers = f"{execution.first_mesh.workers} workers, {execution.num_slots} slots"
-        raise UserError("each worker of a data-parallel trunk has a slot of its own", numbers, "use more --slots")
+    needed = execution.first_mesh.batch * execution.first_mesh.tensor
+    if needed > execution.num_slots:
+        numbers = f"{counted(execution.first_mesh.workers, 'worker')}, {counted(execution.num_slots, 'slot')}"
+        raise UserError(
+            "each worker of a data-parallel trunk has a slot of its own", numbers, f"use --slots {needed} or more"
+        )
 
 
 def blocks_of(execution: ExecutionSettings) -> int:

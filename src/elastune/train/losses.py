@@ -1,0 +1,99 @@
+"""What a program's loss is over: a mean over samples, a sum, or a mean over a number of elements that varies.
+
+A step sums the losses of its slices, each times its part of the global batch. That is the loss of the whole batch where
+each loss is a mean over samples. ``as_mean`` turns a sum, or a mean over other elements, into such a mean. For means
+over elements the sum over workers is then divided by the mean number of elements (``Sync.divide_by_counts``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elastune.core.batch_slices import BatchSlice
+from elastune.core.errors import UserError
+from elastune.parallel.sync.base import Sync
+
+
+@dataclass(frozen=True)
+class LossKind:
+    """What a program's loss is over.
+
+    Attributes:
+        sums: It is a sum over the samples.
+        count: The number of elements that it is a mean over; None: it is a mean over samples.
+    """
+
+    sums: bool = False
+    count: float | None = None
+
+
+MEAN = LossKind()
+
+
+def loss_kind(reduction: str, count: Any) -> LossKind:
+    """The kind of a loss from the arguments of ``session.backward``. Raises ``UserError`` for other values."""
+    if reduction not in ("mean", "sum"):
+        fix = 'reduction="mean" or reduction="sum"'
+        raise UserError("a loss is a mean or a sum over its batch", repr(reduction)[:40], fix)
+    if count is None:
+        return LossKind(sums=reduction == "sum")
+    if reduction == "sum":
+        rule, fix = "a sum has no count", "divide the loss by its count and pass count alone, or pass the sum alone"
+        raise UserError(rule, 'reduction="sum" with count', fix)
+    number = float(count) if isinstance(count, (int, float)) or getattr(count, "ndim", 1) == 0 else math.nan
+    if not (number >= 0 and math.isfinite(number)):
+        rule, fix = "count is the number of elements that the loss is a mean over", "such as count=mask.sum()"
+        raise UserError(rule, repr(count)[:40], fix)
+    return LossKind(count=number)
+
+
+def as_mean(loss: torch.Tensor, part: BatchSlice, kind: LossKind, sync: Sync) -> torch.Tensor:
+    """The loss of ``kind`` as one whose mean over all slices of the global batch, by samples, is what is trained.
+
+    A mean over elements is counted in the sums of the step; see ``Sync.divide_by_counts``. A slice that is a whole
+    global batch needs no division: its loss stays as it is.
+
+    Raises:
+        UserError: For a count where the strategy cannot divide by it.
+    """
+    if kind.count is not None and not sync.takes_counts:
+        rule = f"{type(sync).__name__} sends gradients that cannot be divided by a count afterwards"
+        fix = "use --mechanism replicated without --compression, or one slot"
+        raise UserError(rule, f"count={kind.count:g}", fix)
+    if kind.count is not None and sync.replica.has_more:
+        fix = "add the losses up in one call, each times its weight"
+        raise UserError("one count is for all of a batch's loss", "a loss with more=True before it", fix)
+    samples = len(part.samples)
+    if part.weight == 0.0 or samples == part.batch:
+        return loss
+    if kind.sums:
+        return loss * (part.batch / samples)
+    if kind.count is None:
+        return loss
+    elements = kind.count / samples
+    sync.count_elements(part.weight * elements, part.weight)
+    if kind.count or not sync.replica.runs_at_once:
+        return loss * elements
+    return torch.where(torch.isfinite(loss), loss, 0.0) * elements  # a mean over no elements is NaN
+
+
+@contextmanager
+def without_gradient(sync: Sync, kind: LossKind) -> Iterator[None]:
+    """Give no parameter a gradient in the passes inside, where ``kind`` is a mean over no elements.
+
+    The gradient of such a mean is NaN or zero, as the program divides.
+    """
+    hooks = []
+    if kind.count == 0 and sync.replica.runs_at_once:
+        hooks = [p.register_hook(torch.zeros_like) for p in sync.replica.params if p.requires_grad]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

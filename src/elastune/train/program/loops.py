@@ -1,0 +1,258 @@
+"""What a loop over batches must not do where a global batch comes in several parts, found in its source.
+
+With several slots the loop's body runs once for each slot, so its own count is no count of global batches. A ``break``,
+or an ``optimizer.step()`` under such a count, then trains otherwise than the plain loop, on one worker as on several.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from elastune.core.errors import UserError
+from elastune.core.formatting import cut
+
+RULE = "a global batch comes in several slots, and the loop's body runs for each of them"
+COUNT = "count by session.batch_index or session.step, under 'if session.ends_step:'"
+ACCUMULATE = "call it in each pass, with the whole batch_size (--micro-batch saves memory)"
+LEAVE = "put 'if session.ends_step:' around it, or use --max-steps"
+_GUARD = "ends_step"
+_UPDATES = {"step", "zero_grad", "backward", "backward_global"}
+_ACTS = _UPDATES | {"save", "save_best", "stop", "change", "set_sync", "resize"}
+LONGEST = 60
+
+
+@dataclass(frozen=True)
+class LoopFinding:
+    """A line of a batch loop that would act by a count of slots.
+
+    Attributes:
+        line: Its number.
+        text: What stands there.
+        fix: What to write.
+    """
+
+    line: int
+    text: str
+    fix: str
+
+
+def refuse_counted_slots(file: str, line: int) -> None:
+    """Raise ``UserError`` for a batch loop that acts by a count of slots.
+
+    Args:
+        file: The program's file; one that cannot be read is not judged.
+        line: The line of the call of ``session.batches``.
+    """
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return
+    for finding in sorted(findings(tree, line), key=lambda each: each.line):
+        place = f"{os.path.basename(file)}:{finding.line}: {cut(finding.text, LONGEST)}"
+        raise UserError(RULE, place, finding.fix)
+
+
+def findings(tree: ast.Module, line: int) -> Iterator[LoopFinding]:
+    """The findings in the loop over the batches of the ``session.batches`` that is called in ``line``."""
+    function = _innermost(tree, line)
+    for loop in _loops(function, line):
+        yield from _BatchLoop(function, loop).findings()
+
+
+def _innermost(tree: ast.Module, line: int) -> ast.AST:
+    """The innermost function around ``line``, or the file."""
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return max(around, key=lambda node: node.lineno, default=tree)
+
+
+def _loops(function: ast.AST, line: int) -> Iterator[ast.For]:
+    """The loops over the batches of the call in ``line``: in the loop's own line, or by a variable."""
+    names = {
+        target.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _calls_batches(node.value, line)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(function):
+        if isinstance(node, ast.For) and (_calls_batches(node.iter, line) or _uses(node.iter, names)):
+            yield node
+
+
+def _calls_batches(node: ast.AST, line: int) -> bool:
+    return any(
+        isinstance(each, ast.Call)
+        and isinstance(each.func, ast.Attribute)
+        and each.func.attr == "batches"
+        and each.lineno <= line <= (each.end_lineno or 0)
+        for each in ast.walk(node)
+    )
+
+
+def _uses(node: ast.AST, names: Iterable[str]) -> bool:
+    wanted = set(names)
+    return any(isinstance(each, ast.Name) and each.id in wanted for each in ast.walk(node))
+
+
+def _called(node: ast.AST) -> str:
+    """The last name of the function that ``node`` calls; "" if it is no call."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
+def _is_guard(node: ast.AST, names: Iterable[str] = ()) -> bool:
+    """Whether ``node`` looks at ``session.ends_step``, or at one of ``names``, which count by it."""
+    return _uses(node, names) or any(isinstance(each, ast.Attribute) and each.attr == _GUARD for each in ast.walk(node))
+
+
+class _BatchLoop:
+    """A loop over batches, in its function."""
+
+    def __init__(self, function: ast.AST, loop: ast.For) -> None:
+        self._function, self._loop = function, loop
+        steps = {
+            target.id
+            for node in ast.walk(loop)
+            if isinstance(node, (ast.Assign, ast.AugAssign)) and _is_guard(node.value)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Name)
+        }
+        self._unguarded = list(_unguarded(loop.body, steps))
+
+    def findings(self) -> Iterator[LoopFinding]:
+        for call in ast.walk(self._loop.iter):
+            counted = _called(call) == "zip" and any(_called(each) in ("range", "count") for each in ast.walk(call))
+            if _called(call) == "islice" or counted:
+                yield self._found(call, LEAVE)
+        for node, in_loop in self._unguarded:
+            if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and in_loop):
+                yield self._found(node, LEAVE)
+        counters = self._counters()
+        if counters:
+            yield from self._by_count(counters)
+
+    def _counters(self) -> set[str]:
+        """The names that count slots, or follow from such a count."""
+        counters: set[str] = set()
+        target = self._loop.target
+        if any(_called(each) == "enumerate" for each in ast.walk(self._loop.iter)) and isinstance(target, ast.Tuple):
+            counters |= {each.id for each in target.elts[:1] if isinstance(each, ast.Name)}
+        counters |= {name for node, _ in self._unguarded if (name := _incremented(node))}
+        grown = True
+        while grown:
+            more = {
+                each.id
+                for node in ast.walk(self._loop)
+                if isinstance(node, ast.Assign) and _counts(node.value, counters)
+                for each in node.targets
+                if isinstance(each, ast.Name)
+            }
+            grown = not more <= counters
+            counters |= more
+        return counters
+
+    def _by_count(self, counters: set[str]) -> Iterator[LoopFinding]:
+        """Where the function acts by ``counters``."""
+        for node in ast.walk(self._function):
+            if isinstance(node, (ast.If, ast.While)) and _decides(node.test, counters):
+                acts = set(_acts([*node.body, *node.orelse]))
+                if isinstance(node, ast.While) and node is not self._loop:
+                    acts.add("while")
+                if acts:
+                    yield self._found(node.test, ACCUMULATE if acts & _UPDATES else COUNT)
+            arguments = [*node.args, *(each.value for each in node.keywords)] if isinstance(node, ast.Call) else []
+            steps = _called(node) == "step" and any(_uses(each, counters) for each in arguments)
+            reports = _called(node) == "report" and any(
+                isinstance(each, ast.Name) and each.id in counters for each in arguments
+            )
+            if steps or reports:
+                yield self._found(node, COUNT)
+
+    @staticmethod
+    def _found(node: ast.AST, fix: str) -> LoopFinding:
+        return LoopFinding(getattr(node, "lineno", 0), ast.unparse(node), fix)
+
+
+def _unguarded(body: list[ast.stmt], steps: set[str], in_loop: bool = True) -> Iterator[tuple[ast.stmt, bool]]:
+    """The statements that run for each slot; and whether a ``break`` among them leaves the batch loop.
+
+    ``steps``: the names of variables that follow from ``session.ends_step``.
+    """
+    for statement in body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        if isinstance(statement, ast.If) and _is_guard(statement.test, steps):
+            negated = any(
+                isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.Not) and _is_guard(each.operand)
+                for each in ast.walk(statement.test)
+            )
+            yield from _unguarded(statement.body if negated else statement.orelse, steps, in_loop)
+            if negated and any(isinstance(each, ast.Continue) for each in statement.body):
+                return  # the rest runs where a step ends
+            continue
+        yield statement, in_loop
+        inner = in_loop and not isinstance(statement, (ast.For, ast.AsyncFor, ast.While))
+        for name in ("body", "orelse", "finalbody"):
+            yield from _unguarded(getattr(statement, name, []), steps, inner)
+        for handler in getattr(statement, "handlers", []):
+            yield from _unguarded(handler.body, steps, inner)
+        for case in getattr(statement, "cases", []):
+            yield from _unguarded(case.body, steps, inner)
+
+
+def _incremented(node: ast.AST) -> str:
+    """The name that ``node`` adds a whole number to, or ""."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Add, ast.Sub)):
+        return node.target.id if isinstance(node.target, ast.Name) and _is_whole(node.value) else ""
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.targets[0], ast.Name):
+        name, sides = node.targets[0].id, (node.value.left, node.value.right)
+        own = any(isinstance(side, ast.Name) and side.id == name for side in sides)
+        return name if own and any(map(_is_whole, sides)) else ""
+    return ""
+
+
+def _is_whole(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int)
+
+
+def _counts(value: ast.AST, counters: set[str]) -> bool:
+    """Whether ``value`` is arithmetic on a counter: a quotient is a mean, and an argument of a call another thing."""
+    if isinstance(value, ast.BinOp):
+        divides = isinstance(value.op, ast.Div) and _uses(value.right, counters)
+        return not divides and (_counts(value.left, counters) or _counts(value.right, counters))
+    if isinstance(value, ast.Compare):
+        return _decides(value, counters)
+    return isinstance(value, ast.Name) and value.id in counters
+
+
+def _decides(test: ast.AST, counters: set[str]) -> bool:
+    """Whether ``test`` compares a counter with another number than 0, or takes its remainder."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and _uses(node.left, counters):
+            return True
+        if isinstance(node, ast.Compare) and _uses(node, counters):
+            sides = [node.left, *node.comparators]
+            if not any(isinstance(side, ast.Constant) and side.value in (0, None) for side in sides):
+                return True
+        if isinstance(test, ast.Name) and test.id in counters:
+            return True
+    return False
+
+
+def _acts(body: list[ast.stmt]) -> Iterator[str]:
+    """The names of what ``body`` does to the training."""
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, (ast.Break, ast.Return, ast.Continue)):
+                yield type(node).__name__.lower()
+            if _called(node) in _ACTS:
+                yield _called(node)
