@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler, random_split
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import random_split
 
 x = torch.arange(384.0).reshape(48, 8).mul(1.7).sin()
 y = (x.sum(1) > 0).long()
@@ -69,6 +70,7 @@ def train(session):
             {each}
         {after}
         session.report(loss=session.loss)
+        {session_after}
 """
 STEP = "optimizer.step()\noptimizer.zero_grad()"
 NET = "nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))"
@@ -89,7 +91,8 @@ class Situation:
         top, model, optimizer, loader, before, loss, backward, step, each, after: Lines of both forms.
         batch: The variables of a batch.
         numbered: The loop enumerates its batches.
-        prepare, session_backward, tracked: Lines of the program alone.
+        prepare, tracked, batches, session_backward, session_after: Of the program alone.
+        restored: Of the plain loop alone.
     """
 
     name: str
@@ -113,12 +116,13 @@ class Situation:
     numbered: bool = False
     prepare: str = "model, optimizer = session.prepare(model, optimizer)"
     session_backward: str = "session.backward(loss)"
+    session_after: str = "pass"
+    batches: str = "session.batches(loader)"
     tracked: str = "pass"
     restored: str = "pass"
 
     def _text(self, form: str) -> str:
         batch = f"i, ({self.batch})" if self.numbered else self.batch
-        batches = "session.batches(loader)"
         parts = {
             "optimizer": self.optimizer,
             "loader": self.loader,
@@ -128,13 +132,14 @@ class Situation:
             "restored": _indented(self.restored, 4),
             "batch": batch,
             "numbered_loader": "enumerate(loader)" if self.numbered else "loader",
-            "numbered_batches": f"enumerate({batches})" if self.numbered else batches,
+            "numbered_batches": f"enumerate({self.batches})" if self.numbered else self.batches,
             "loss": _indented(self.loss, 12),
             "backward": _indented(self.backward, 12),
             "session_backward": _indented(self.session_backward, 12),
             "step": _indented(self.step, 12),
             "each": _indented(self.each, 12),
             "after": _indented(self.after, 8),
+            "session_after": _indented(self.session_after, 8),
         }
         return _TOP.format(top=self.top, model=self.model) + form.format(**parts)
 
@@ -185,6 +190,32 @@ data = TensorDataset(words[:, :-1], words[:, 1:].where(words[:, 1:] % 4 > 0, -10
 WORD_LOSS = "loss = F.cross_entropy(model(b).flatten(0, 1), t.flatten(), ignore_index=-100)"
 CONTRAST = """z = F.normalize(model(b), dim=1)
 loss = F.cross_entropy(5 * z @ z.T, torch.arange(len(b)))"""
+CONTRAST_LOSS = """
+def contrast(z):
+    return F.cross_entropy(5 * z @ z.T, torch.arange(len(z)))
+"""
+GAN_BEFORE = """gen, disc = model[0], model[1]
+opt_d = torch.optim.SGD(disc.parameters(), lr=0.05)
+opt_g = torch.optim.SGD(gen.parameters(), lr=0.05)"""
+GAN_PLAIN = """(disc(b).sigmoid().log() + (1 - disc(gen(b).detach()).sigmoid()).log()).mean().neg().backward()
+opt_d.step()
+opt_d.zero_grad()
+disc(gen(b)).sigmoid().log().mean().neg().backward()
+opt_g.step()
+opt_g.zero_grad()
+opt_d.zero_grad()"""
+GAN_PROGRAM = """if session.turn == 0:
+    loss = (disc(b).sigmoid().log() + (1 - disc(gen(b).detach()).sigmoid()).log()).mean().neg()
+    session.backward(loss, disc)
+    opt_d.step()
+    opt_d.zero_grad()
+else:
+    session.backward(disc(gen(b)).sigmoid().log().mean().neg(), gen)
+    opt_g.step()
+    opt_g.zero_grad()"""
+PADDED = """own = DistributedSampler(range(45), session.size, session.rank, shuffle=False)
+session.report(seen=session.sum(len(list(own))))"""
+SUM = "loss = F.cross_entropy(model(b), t, reduction='sum')"
 MIXUP = """mixed = torch.randperm(len(b))
 loss = 0.7 * F.cross_entropy(model(0.7 * b + 0.3 * b[mixed]), t) + 0.3 * F.cross_entropy(model(b), t[mixed])"""
 SIAMESE = """left, right = b[:, :4], b[:, 4:]
@@ -256,7 +287,7 @@ SITUATIONS = (
     Situation("dropout", noted=("dropout",), four_slots="otherwise", model=DROPPED),
     Situation("BatchNorm", noted=("BatchNorm",), four_slots="otherwise", model=NORMED),
     # Losses.
-    Situation("a sum", ("sum",), four_slots="otherwise", loss="loss = F.cross_entropy(model(b), t, reduction='sum')"),
+    Situation("a sum", ("sum",), four_slots="otherwise", loss=SUM),
     Situation(
         "a VAE",
         ("sum",),
@@ -282,6 +313,27 @@ SITUATIONS = (
         four_slots="otherwise",
         loss="loss = F.cross_entropy(model(b), t) + model(b).var(0).mean()",
     ),
+    # The same, said: equal again.
+    Situation("a sum, said", loss=SUM, session_backward="session.backward(loss, reduction='sum')"),
+    Situation(
+        "a word model with padding, counted",
+        top=WORDS,
+        model="Words()",
+        loss=WORD_LOSS,
+        session_backward="session.backward(loss, count=(t != -100).sum())",
+    ),
+    Situation(
+        "class weights, counted",
+        loss=WEIGHTED,
+        session_backward="session.backward(loss, count=torch.tensor([1.0, 3.0])[t].sum())",
+    ),
+    Situation(
+        "a contrastive loss, gathered",
+        top=CONTRAST_LOSS,
+        loss="z = F.normalize(model(b), dim=1)",
+        backward="contrast(z).backward()",
+        session_backward="session.backward_global(contrast, lambda b: F.normalize(model(b), dim=1), b)",
+    ),
     Situation("MixUp", noted=("draws",), four_slots="otherwise", loss=MIXUP),
     # Loops.
     Situation(
@@ -304,9 +356,11 @@ SITUATIONS = (
     ),
     Situation(
         "accumulation by hand",
-        ("passes",),
+        ("fails",),
         one_slot="refused",
         four_slots="refused",
+        two_workers="refused",
+        resumed="refused",
         numbered=True,
         loss="loss = F.cross_entropy(model(b), t) / 4",
         step="if (i + 1) % 4 == 0:\n    optimizer.step()\n    optimizer.zero_grad()",
@@ -318,13 +372,7 @@ SITUATIONS = (
         after="schedule.step()",
         prepare="model, optimizer, schedule = session.prepare(model, optimizer, schedule)",
     ),
-    Situation(
-        "StepLR, not prepared",
-        ("resume",),
-        resumed="otherwise",
-        before="schedule = StepLR(optimizer, 2, 0.5)",
-        after="schedule.step()",
-    ),
+    Situation("StepLR, found", before="schedule = StepLR(optimizer, 2, 0.5)", after="schedule.step()"),
     Situation(
         "OneCycleLR in the batch loop",
         before="schedule = OneCycleLR(optimizer, 0.2, total_steps=24)",
@@ -348,10 +396,45 @@ SITUATIONS = (
         one_slot="otherwise",
         four_slots="otherwise",
         two_workers="refused",
-        resumed="otherwise",
+        resumed="refused",
         top=UNSEEDED_TOP,
     ),
+    Situation(
+        "a GAN with a turn for each optimizer",
+        model="nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 1)])",
+        optimizer="None",
+        before=GAN_BEFORE,
+        prepare="gen, disc, opt_d, opt_g = session.prepare(gen, disc, opt_d, opt_g)",
+        batches="session.batches(loader, turns=2)",
+        loss="pass",
+        backward=GAN_PLAIN,
+        session_backward=GAN_PROGRAM,
+        step="pass",
+    ),
+    Situation(
+        "a second pass before the step, as SAM has it",
+        ("fails",),
+        one_slot="refused",
+        four_slots="refused",
+        two_workers="refused",
+        resumed="refused",
+        step="F.cross_entropy(model(b + 0.01), t).backward()\n" + STEP,
+        session_backward="session.backward(loss)\nsession.backward(F.cross_entropy(model(b + 0.01), t))",
+    ),
     # Workers.
+    Situation(
+        "its own slices of a batch",
+        ("metric", "workers"),
+        two_workers="otherwise",
+        tracked="rank, size = session.rank, session.size",
+        restored="rank, size = 0, 1",
+        loss="loss = F.cross_entropy(model(b[rank::size]), t[rank::size])",
+    ),
+    Situation(
+        "an evaluation that counts padding twice",
+        ("metric",),
+        session_after=PADDED,
+    ),
     Situation(
         "a loss times the rank",
         ("metric", "workers"),
@@ -364,7 +447,6 @@ SITUATIONS = (
         "a seed by the rank",
         ("metric", "workers"),
         noted=("dropout",),
-        one_slot="otherwise",
         four_slots="otherwise",
         two_workers="otherwise",
         model=DROPPED,

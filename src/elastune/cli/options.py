@@ -40,6 +40,14 @@ AcrossChanges = Annotated[
     ),
 ]
 AcceptChanges = Annotated[bool, typer.Option("--accept-changes", help=HELP["accept_changes"])]
+Unchecked = Annotated[
+    bool,
+    typer.Option(
+        "--unchecked",
+        help="Do not prove in the first step that several slots train as one pass a batch: that the loss is a mean, "
+        "with the same gradient on all workers.",
+    ),
+]
 FromDcp = Annotated[
     Path | None,
     typer.Option(

@@ -339,6 +339,8 @@ class RunSpec:
         source: The program as the run was begun with it: a worker that has loaded another one is not let in.
         data_seen: The training set that is expected, as a journal keeps it (``DataContext``); None: not known.
         accept_changes: Go on from a checkpoint with another program or other data.
+        proves: Prove in the first step that several slots train as one pass a batch.
+        checked: ``elastune check`` has found nothing in the program.
     """
 
     program: Program
@@ -365,6 +367,8 @@ class RunSpec:
     source: ProgramSource = field(default_factory=dict)
     data_seen: dict[str, Any] | None = None
     accept_changes: bool = False
+    proves: bool = False
+    checked: bool = False
 
     @property
     def most_workers(self) -> int:

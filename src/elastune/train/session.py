@@ -57,6 +57,7 @@ from elastune.train.models import Prepared, Unfreezing, WeightSources, unfreezin
 from elastune.train.predictions import check_name, meet_and_keep, own_part
 from elastune.train.program.loops import refuse_counted_slots
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, Progress, StepMemory, StepTimes
+from elastune.train.proof.first_step import FirstStep
 from elastune.train.proof.recorder import Recorder
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
@@ -203,9 +204,9 @@ class Session:
         self._passes_in_epoch = 0
         self._turns = 1  # of the newest pass
 
-    def record(self, recorder: Recorder | None) -> None:
-        """Let ``recorder`` record the steps of this session, for a check."""
-        self._parts.loop.recorder = recorder
+    def record(self, recorder: Recorder | None, first_step: FirstStep | None = None) -> None:
+        """Let ``recorder`` record the steps of this session, and ``first_step`` prove the first."""
+        self._parts.loop.recorder, self._parts.loop.first_step = recorder, first_step
 
     # -- data ----------------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from elastune.train.program.errors import ProgramLine, cause_of, text_of, trace_
 from elastune.train.program.load import LoadedProgram, load, merge
 from elastune.train.program.source import check_unedited
 from elastune.train.progress import memory_of_workers, steps_of_workers
+from elastune.train.proof.first_step import FirstStep
 from elastune.train.proof.recorder import recorder_of
 from elastune.train.session import Session
 from elastune.train.step import StopTraining, WarmedUp
@@ -226,7 +227,9 @@ class Worker:
             warm_up=warm_up,
             policies=self._program.policies,
         )
-        session.record(recorder_of(os.environ, self._spec.program.path))
+        path = self._spec.program.path
+        proof = FirstStep(path) if self._spec.proves else None
+        session.record(recorder_of(os.environ, path), proof)
         return session
 
     def _finish(self, session: Session, workers: WorkerGroup) -> None:

@@ -153,6 +153,6 @@ def test_a_script_that_accumulates_is_told() -> None:
 def test_turns_of_a_batch_are_one_step_of_a_script() -> None:
     turns = run(step(1), step(2, passes=step(1).passes, weights={"w": OTHER}), step(3))
     joined = by_batch(turns)
-    assert [(each.step, len(each.passes)) for each in joined.steps] == [(1, 2), (2, 1)]
+    assert [(each.step, each.passes[0].losses) for each in joined.steps] == [(1, (1.0, 1.0)), (2, (1.0,))]
     assert joined.steps[0].weights == {"w": OTHER}
     assert AgainstPlain("plain.py", 3, 2e-8).line("mine.py") == "mine.py: the same to 2e-08 as plain.py over 3 steps"

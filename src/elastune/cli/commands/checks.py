@@ -319,7 +319,8 @@ def check(
     then does not advise to check it.
     """
     from elastune.core.run import Program
-    from elastune.runtime.job.program_check import STEPS, WORKERS, check_program, exact_cost, note_check
+    from elastune.runtime.job.checked_programs import note_check
+    from elastune.runtime.job.program_check import STEPS, WORKERS, check_program, exact_cost
 
     if steps is not None and not 1 <= steps <= MOST_STEPS:
         raise UserError(f"--steps must be from 1 to {MOST_STEPS}", steps, "such as --steps 6")

@@ -142,6 +142,7 @@ def run(
     heartbeat: options.Heartbeat = f"{Elastic.heartbeat_s:g}s",
     grace: options.Grace = None,
     dry_run: options.DryRun = False,
+    unchecked: options.Unchecked = False,
 ) -> int:
     """Train a program once, on one or more workers.
 
@@ -150,6 +151,10 @@ def run(
 
     A policy is one of elastune's, one of a plug-in, or a class of FILE that inherits from elastune.Policy. With several
     policies, all are asked.
+
+    With several slots in exact mode on the CPU, the first step begins with a proof: a few passes over up to 32 samples,
+    in at most a second, show whether the loss is a mean and has the same gradient on all workers. A loss that is a sum,
+    and a gradient that depends on the worker, are refused.
 
     Exit code 1: the run failed. Exit code 75: SIGTERM has ended it, or the machine is about to be taken away, as
     SIGUSR1 or another notice said; the run has written a checkpoint, and the same command with --resume goes on.
@@ -182,6 +187,7 @@ def run(
     has it), workers, mesh, mechanism, mode, num_slots, micro_batch, device, most_workers, sync, policies, copies_note}.
     """
     from elastune.runtime.clusters.kind import CapacityRequest, opened
+    from elastune.runtime.job.checked_programs import is_checked
     from elastune.runtime.job.resumption import accepted_changes, begun_means, check_resumed, may_adopt
     from elastune.runtime.job.run import check_free
     from elastune.runtime.placement import from_environment
@@ -217,6 +223,8 @@ def run(
         divergence=Divergence(training.factor),
     )
     spec = replace(agreeing.of(course.of(spec)), start_from=beginning.choose())
+    several = spec.execution.mode == "exact" and spec.execution.num_slots > 1 and not spec.resume
+    spec = replace(spec, proves=several and not unchecked, checked=several and is_checked(spec.program))
     if spec.start_from is not None and spec.from_dcp is not None:
         raise UserError("a run begins with one source of weights", "--start-from and --from-dcp", "leave out one")
     spot = _spot(spec) if spec.adapt.policies else None
@@ -372,7 +380,7 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
 
 def _advice(spec: RunSpec) -> str:
     """Advice on a program that no one checked on several worker counts; "" if there is none."""
-    from elastune.runtime.job.program_check import is_checked
+    from elastune.runtime.job.checked_programs import is_checked
 
     path = spec.program.path
     if spec.execution.mode != "exact" or spec.most_workers == 1 or is_checked(spec.program):

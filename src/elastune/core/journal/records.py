@@ -17,6 +17,7 @@ from elastune.core.journal.execution_records import (
     LayersDivided,
     LearnerLeftOut,
     LinkMeasured,
+    Proved,
     RoundsShortened,
     StagesDivided,
     SyncChanged,
@@ -148,6 +149,7 @@ __all__ = [
     "PredictionsAdded",
     "PredictionsKept",
     "ProposalAsked",
+    "Proved",
     "Reason",
     "Record",
     "ReferencePoint",
@@ -208,6 +210,7 @@ Record = Annotated[
     | StagesDivided
     | LayersDivided
     | LinkMeasured
+    | Proved
     | RunFinished
     | RunFailed
     | StepsCompleted

@@ -132,8 +132,12 @@ def by_batch(run: RunRecord) -> RunRecord:
     steps: list[StepRecord] = []
     for step in run.steps:
         if steps and (steps[-1].epoch, steps[-1].numbers) == (step.epoch, step.numbers):
-            passes = (*steps[-1].passes, *step.passes)
-            steps[-1] = replace(step, step=steps[-1].step, before=steps[-1].before, passes=passes)
+            earlier = steps[-1]
+            losses = (*earlier.passes[0].losses, *step.passes[0].losses)
+            one = replace(step.passes[0], losses=losses)
+            # The script has gradient and settings of its last update alone: they are not compared.
+            values = {"gradient": {}, "settings": {}, "before": earlier.before, "passes": (one,)}
+            steps[-1] = replace(step, step=earlier.step, **values)
         else:
             steps.append(replace(step, step=len(steps) + 1))
     return RunRecord(tuple(steps), run.reports)
@@ -180,6 +184,8 @@ def judge_against(script: str, mine: RunRecord, theirs: RunRecord, outcome: Plai
     """Compare the batches of a program, ``mine``, with those of a plain script."""
     count = min(len(mine.steps), len(theirs.steps))
     cut, other = RunRecord(mine.steps[:count]), RunRecord(theirs.steps[:count])
+    pairs = zip(cut.steps, other.steps, strict=True)
+    other = RunRecord(tuple(b if a.gradient else replace(b, gradient={}, settings={}) for a, b in pairs))
     apart = first_difference(cut, other, most=MOST_APART)
     if outcome.without_step is not None and (apart is None or outcome.without_step <= apart.step):
         said = f"the script takes no optimizer step after batch {outcome.without_step}"
@@ -204,5 +210,5 @@ def _why(apart: StepDifference, mine: StepRecord, theirs: StepRecord) -> str:
 
 def _largest(one: RunRecord, other: RunRecord, count: int) -> float:
     pairs = list(zip(one.steps[:count], other.steps[:count], strict=True))
-    losses = [abs(a.loss - b.loss) / max(abs(a.loss), 1e-30) for a, b in pairs]
+    losses = [abs(a.loss - b.loss) / max(abs(a.loss), 1e-30) for a, b in pairs]  # of several turns their sum
     return max([0.0, *losses, *(distance(a.weights, b.weights) for a, b in pairs)])

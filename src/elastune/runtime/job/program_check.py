@@ -1,9 +1,7 @@
 """``elastune check``: does a program train as its plain loop, on any number of workers; the cost of ``exact`` mode.
 
 Short runs of the program are recorded step by step (``train.proof``) and compared. The cost is the time of steps in
-``exact`` mode beside those of a plain loop with one pass a batch. A program in which nothing was found is noted as an
-empty file in ``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``), named by the digest of the program.
-Only file names are read, so writers cannot get in each other's way. An edit of the program makes another digest.
+``exact`` mode beside those of a plain loop with one pass a batch.
 """
 
 from __future__ import annotations
@@ -21,70 +19,9 @@ from elastune.core.run import Config, ExecutionSettings, Mode, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.program.load import FOLDER, written_by_several
-from elastune.train.program.source import meaning
 from elastune.train.proof.findings import ShortRun, TrainingFinding, judge
 from elastune.train.proof.recorder import VARIABLE, Recording
 from elastune.train.proof.records import read_run
-
-# One empty file for each program in which ``elastune check`` has found nothing, named by the digest of the program,
-# in ``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``). Only the names are read, so several writers
-# cannot disturb each other, and an edited program has another digest.
-
-MOST = 1000
-"""Programs that are remembered; then the older half is forgotten."""
-
-
-def checked_folder() -> Path:
-    """Return the folder of the files. Raises ``OSError`` where this user has no home."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elastune" / "checked"
-    except RuntimeError as error:
-        raise OSError(f"{error}; set XDG_CACHE_HOME") from None
-
-
-def note_check(program: Program, *, passed: bool) -> None:
-    """Remember that a check found nothing in ``program``; where it found something, forget an earlier one.
-
-    Raises:
-        OSError: Where nothing can be written. A check is as good without.
-    """
-    folder = checked_folder()
-    mark = folder / meaning(program)
-    if not passed:
-        mark.unlink(missing_ok=True)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    mark.touch()
-    _forget_oldest(folder)
-
-
-def is_checked(program: Program) -> bool:
-    """Return whether a check of ``program``, as its file is now, found nothing; False where nobody can know.
-
-    Example:
-        >>> is_checked(Program(Path("train.py")))
-        False
-    """
-    try:
-        return (checked_folder() / meaning(program)).is_file()
-    except (OSError, ValueError, SyntaxError, RecursionError):  # whoever runs the file tells what is wrong with it
-        return False
-
-
-def _forget_oldest(folder: Path) -> None:
-    names = os.listdir(folder)
-    if len(names) <= MOST:
-        return
-    aged = []
-    for path in (folder / name for name in names):
-        try:
-            aged.append((path.lstat().st_mtime, path))
-        except FileNotFoundError:  # another check has forgotten it
-            continue
-    for _, path in sorted(aged)[: len(aged) // 2]:
-        if not path.is_dir():
-            path.unlink(missing_ok=True)
-
 
 # The cost of ``exact`` mode: the time of its steps, compared with plain steps of one pass for each batch.
 

@@ -106,9 +106,10 @@ def judge(text: str, runs: ShortRuns) -> Iterator[TrainingFinding]:
         return
     again = runs.again
     repeats = isinstance(again, ShortRun) and again.sha256 == one.sha256
-    if not repeats:
+    if repeats:
+        yield from _of_slots(one, runs)
+    else:  # other differences would be of chance
         yield _random(text, one, again)
-    yield from _of_slots(text, one, runs)
     yield from _of_workers(text, one, again if isinstance(again, ShortRun) else one, runs, repeats=repeats)
     if repeats:
         yield from _of_resume(text, one, again, runs)
@@ -145,7 +146,7 @@ def _first(apart: StepDifference) -> str:
 # --- one pass a batch, and slots ---
 
 
-def _of_slots(text: str, one: ShortRun, runs: ShortRuns) -> Iterator[TrainingFinding]:
+def _of_slots(one: ShortRun, runs: ShortRuns) -> Iterator[TrainingFinding]:
     whole = runs.whole
     if runs.num_slots == 1:
         return
@@ -194,7 +195,7 @@ def _of_loss(explained: SlotsExplained, slots: int) -> TrainingFinding:
     match explained.cause:
         case "sum":
             said = f"{apart}: it is 1/{explained.ratio:.3g} of it, since the loss is a sum over samples"
-            fix = "Give session.backward the mean over the batch, or say reduction='sum'; or use --slots 1"
+            fix = "Give the mean over the batch, or say session.backward(loss, reduction='sum'); or use --slots 1"
             return TrainingFinding("sum", explained.lines, said, fix)
         case "unequal mean":
             parts = ", ".join(f"{share:.3f}" for share in explained.shares)
@@ -204,7 +205,7 @@ def _of_loss(explained: SlotsExplained, slots: int) -> TrainingFinding:
             fix = "Say how many elements the mean was over, session.backward(loss, count=...); or use --slots 1"
             return TrainingFinding("unequal mean", explained.lines, said, fix)
     said = f"{apart} by {explained.apart:.2g}: the loss of a sample depends on the others that are with it"
-    fix = "Gather what a loss compares over all slots, or use --slots 1"
+    fix = "Compare samples of all slots, session.backward_global(loss, encode, ...); or use --slots 1"
     return TrainingFinding("samples", explained.lines, said, fix)
 
 
