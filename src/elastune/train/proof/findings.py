@@ -58,7 +58,7 @@ class ShortRun:
     record: RunRecord = field(default_factory=lambda: RunRecord(()))
 
 
-class ShortRuns(Protocol):
+class RunsOfCheck(Protocol):
     """The short runs of a check; a text stands for a run that failed, and says why."""
 
     num_slots: int
@@ -98,7 +98,7 @@ class ShortRuns(Protocol):
         ...
 
 
-def judge(text: str, runs: ShortRuns) -> Iterator[TrainingFinding]:
+def judge(text: str, runs: RunsOfCheck) -> Iterator[TrainingFinding]:
     """What a program of ``text`` has shown in its short runs."""
     one = runs.slots
     if isinstance(one, str):
@@ -146,7 +146,7 @@ def _first(apart: StepDifference) -> str:
 # --- one pass a batch, and slots ---
 
 
-def _of_slots(one: ShortRun, runs: ShortRuns) -> Iterator[TrainingFinding]:
+def _of_slots(one: ShortRun, runs: RunsOfCheck) -> Iterator[TrainingFinding]:
     whole = runs.whole
     if runs.num_slots == 1:
         return
@@ -182,7 +182,7 @@ def _of_slots(one: ShortRun, runs: ShortRuns) -> Iterator[TrainingFinding]:
     yield from _counted(whole, one, runs)
 
 
-def _draws(quiet: StepRecord, runs: ShortRuns) -> bool:
+def _draws(quiet: StepRecord, runs: RunsOfCheck) -> bool:
     """Whether a pass over the same samples, with other random numbers, has another gradient."""
     other = runs.quiet(whole=True, salt=1)
     if isinstance(other, str) or not other.record.steps:
@@ -223,7 +223,7 @@ def _of_layers(explained: SlotsExplained, layers: set[str], slots: int) -> Itera
         yield TrainingFinding(DROPOUT, (), said, "Nothing to mend; --slots 1 draws once a batch", note=True)
 
 
-def _counted(whole: ShortRun, one: ShortRun, runs: ShortRuns) -> Iterator[TrainingFinding]:
+def _counted(whole: ShortRun, one: ShortRun, runs: RunsOfCheck) -> Iterator[TrainingFinding]:
     """Whole numbers of the program that grow with each slot instead of each batch: a mistake where steps differ."""
     changed = changed_variables(whole.record, one.record, kinds=(int,))
     names = list(changed)[:MOST_VARIABLES]
@@ -249,7 +249,7 @@ def _steps_alike(whole: ShortRun, one: ShortRun) -> bool:
 
 
 def _of_workers(
-    text: str, one: ShortRun, again: ShortRun, runs: ShortRuns, *, repeats: bool
+    text: str, one: ShortRun, again: ShortRun, runs: RunsOfCheck, *, repeats: bool
 ) -> Iterator[TrainingFinding]:
     two = runs.workers
     if isinstance(two, str):
@@ -307,7 +307,7 @@ def _of_metrics(text: str, one: ShortRun, again: ShortRun, two: ShortRun) -> Ite
 # --- cut and resumed ---
 
 
-def _of_resume(text: str, one: ShortRun, again: ShortRun, runs: ShortRuns) -> Iterator[TrainingFinding]:
+def _of_resume(text: str, one: ShortRun, again: ShortRun, runs: RunsOfCheck) -> Iterator[TrainingFinding]:
     resumed = runs.resumed
     if isinstance(resumed, str):
         fix = "Let a resumed run build the same model, data and optimizer as the first"
