@@ -1,8 +1,8 @@
 # make run   the main job on embedded data: how far does examples/digits.py scale before accuracy pays? It takes as long
 #            as its phases need on this machine, by its first steps: 1.5 minutes on two idle cores, more on busy ones
 # make test  style, types and tests
-# make soak  what make test and the smoke runs leave out: long runs under faults, all cells of wide matrices, the other
-#            benchmarks at their smallest
+# make soak  what make test and the smoke runs leave out: long runs under faults, all cells of wide matrices, twice as
+#            many examples of each property, the other benchmarks at their smallest
 # make nightly  make bench-smoke, make test and make soak
 # make gpu   what needs a GPU: its tests and benchmark, by $(PYTHON) and the torch it has, with no network
 # make fuzz  the fuzzers of tests/fuzz with many more examples, and all properties with other ones than make test has
@@ -38,6 +38,7 @@ soak: $(VENV)/.installed-dev
 	@$(if $(SPOT),,echo "no spot_traces in ELASTUNE_DATA: without the benchmark of spot machines")
 	@$(if $(TRACES),,echo "no hpo/lcbench or pollux_traces in ELASTUNE_DATA: without the benchmark of the broker")
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) -m soak
+	FUZZ=1 $(BIN)/pytest -q -n $(TEST_PROCESSES) -m "hypothesis and not soak"
 	$(RUN_SMOKES) $(LONG_SMOKES)
 
 # All there is: what a night has time for.

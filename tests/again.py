@@ -26,7 +26,7 @@ def main() -> int:
     print("\nThese failed beside others, and are run again alone:", *failed, sep="\n  ", flush=True)
     code = int(pytest.main(["-q", "--last-failed", "--last-failed-no-failures", "none", "-m", "not soak"]))
     if code == 0:
-        print("\nFAILED BESIDE OTHERS, PASSED ALONE (mend them):", *failed, sep="\n  ", flush=True)
+        print(f"\n{len(failed)} FAILED BESIDE OTHERS AND PASSED ALONE (mend them):", *failed, sep="\n  ", flush=True)
     return code
 
 

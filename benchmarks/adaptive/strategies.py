@@ -32,8 +32,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from benchmarks.adaptive.strategies_hosts import HOSTS, on_hosts, paces
+from benchmarks.adaptive.strategies_summary import SLOWEST, goals, times_to_target
 from benchmarks.adaptive.strategies_task import CNN, CNN_LONG, GRU, GRU_LONG, SMOKE, TASKS, Task, text_sha256
-from benchmarks.adaptive.strategies_told import SLOWEST, goals, times_to_target
 from benchmarks.adaptive.strategies_trial import Course, Tuned, mean_of, tuned
 from benchmarks.common.kept import OutOfTime, Row, Rows, ended
 from benchmarks.common.result_file import conditions, write_result

@@ -151,7 +151,7 @@ def through_meshes(worker: Worker, size: str, chain: list[str], times: int, copi
             full_gather(group, split, had, before, copies)
             together(group)
             gather_s = time.perf_counter() - began
-        worker.say(str(before), str(after), found.bytes, found.most, seconds, gather_s, right)
+        worker.send(str(before), str(after), found.bytes, found.most, seconds, gather_s, right)
         worker.meet(f"{size} {step}")
 
 
@@ -187,7 +187,7 @@ def by_dcp(worker: Worker, size: str, folder: str) -> None:
     saved = time.perf_counter()
     dcp.load(made(half, [Rows(0), Rows(0)]), checkpoint_id=folder)
     dist.barrier()
-    worker.say(saved - began, time.perf_counter() - saved)
+    worker.send(saved - began, time.perf_counter() - saved)
     worker.meet("saved")
 
 
@@ -203,7 +203,7 @@ def reshapes(size: str, workers: int, times: int, beside: bool) -> list[dict[str
     rows = []
     with processes(workers, through_meshes, size, chain, times, copies, beside) as them:
         for before, after in pairwise(chain):
-            told = [them.hear(rank) for rank in range(workers)]
+            told = [them.receive(rank) for rank in range(workers)]
             slowest = [max(of[4][i] for of in told) for i in range(times)]
             moved, minimum = told[0][2], least(split, Mesh.parse(before), Mesh.parse(after), copies)
             ms = 1e3 * statistics.median(slowest)
@@ -230,7 +230,7 @@ def reshapes(size: str, workers: int, times: int, beside: bool) -> list[dict[str
 def checkpointed(size: str, workers: int) -> dict[str, Any]:
     """DCP's seconds for the same state."""
     with tempfile.TemporaryDirectory() as folder, processes(workers, by_dcp, size, f"{folder}/kept") as them:
-        told = [them.hear(rank) for rank in range(workers)]
+        told = [them.receive(rank) for rank in range(workers)]
         shutil.rmtree(f"{folder}/kept", ignore_errors=True)
     row = {"parameters": size, "workers": workers, "save_ms": 1e3 * told[0][0], "load_ms": 1e3 * told[0][1]}
     print(json.dumps({"dcp": row}), flush=True)

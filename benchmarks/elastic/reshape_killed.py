@@ -120,7 +120,7 @@ def parts_of_pause(log: Path) -> dict[str, float]:
 
 def wire(worker: Worker, size: int) -> None:
     """What ``alone_s`` finds over loopback."""
-    worker.say(alone_s(worker.form("wire", 3600.0), size))
+    worker.send(alone_s(worker.form("wire", 3600.0), size))
     worker.meet("measured")
 
 
@@ -140,7 +140,7 @@ def over_loopback(times: int, width: int) -> dict[str, Any]:
             pauses.append(next(r.pause_s for r in ran.records if isinstance(r, Regrouped)))
     moved = moved_bytes(width)
     with processes(WORKERS - 1, wire, moved) as them:
-        wire_s = max(them.hear(rank)[0] for rank in range(WORKERS - 1))
+        wire_s = max(them.receive(rank)[0] for rank in range(WORKERS - 1))
     told = {name: statistics.median(of[name] for of in parts) for name in parts[0]}
     return {**row(pauses, wire_s, moved, width), "parts": told, "sha256": alone, "same_bits": set(hashes) == {alone}}
 

@@ -137,14 +137,14 @@ def trainings(ways: dict[str, Sequence[tuple[str, int, bool]]]) -> list[dict[str
     ]
 
 
-def timed(models: Sequence[str], crews: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
+def timed(models: Sequence[str], settings: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
     """The cells of step time and memory, against plain PyTorch and DDP."""
     alone = {"plain": PLAIN, "plain_deterministic": DETERMINISTIC, "fast": FAST, "exact": exact(1)}
     cells = []
     for model in models:
-        for workers, precision in crews:
-            crew = {"ddp": PLAIN, "fast": FAST, "exact": exact(workers)}
-            variants = {**alone, "exact_4_slots": exact(SLOTS)} if workers == 1 else crew
+        for workers, precision in settings:
+            variants_here = {"ddp": PLAIN, "fast": FAST, "exact": exact(workers)}
+            variants = {**alone, "exact_4_slots": exact(SLOTS)} if workers == 1 else variants_here
             cells.append({"model": model, "workers": workers, "precision": precision, "variants": variants})
     return cells
 

@@ -146,14 +146,14 @@ def split(worker: Worker, rounds: int) -> None:
             "pass_ms": 1e3 * statistics.median(taken),
             "outputs": digest.hexdigest()[:16],
         }
-        worker.say(told)
-    worker.hear()
+        worker.send(told)
+    worker.receive()
 
 
 def split_on(rounds: int) -> list[dict[str, Any]]:
     """By width, and by worker."""
     with processes(4, split, rounds) as them:
-        return [{"tensor": width, "workers": [them.hear(rank)[0] for rank in range(width)]} for width in (1, 2, 4)]
+        return [{"tensor": width, "workers": [them.receive(rank)[0] for rank in range(width)]} for width in (1, 2, 4)]
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ SLOW = HOSTS - 1
 
 
 @dataclass
-class Crew:
+class FixedWorkers:
     """What named collectives ask of a worker's group."""
 
     group: Group
@@ -116,7 +116,7 @@ def named(bench: Bench, numbers: int, rounds: int) -> dict[str, float]:
     def lost(error: GroupBroken) -> object:
         raise error
 
-    calls = NamedCollectives(Crew(bench.group), lambda: 1, lost, lambda group: Channel(group, CALLS_TAG))
+    calls = NamedCollectives(FixedWorkers(bench.group), lambda: 1, lost, lambda group: Channel(group, CALLS_TAG))
     tensor = torch.ones(numbers)
 
     def alone() -> None:

@@ -133,7 +133,7 @@ def turn_slow(
             while not Path(f"{out}.slowed").exists():
                 time.sleep(0.01)
         seconds, wait_s, _ = bench.reduce("fast")
-        watch.hear([wait for (wait,) in bench.group.gather_floats([wait_s])])
+        watch.observe([wait for (wait,) in bench.group.gather_floats([wait_s])])
         told.append((seconds, str(used)))
         if watch.due:
             watch.begin()

@@ -50,7 +50,7 @@ from benchmarks.programs.combined_train import BATCH, JUDGES, STEPS
 from benchmarks.sources.combined_live import Hosts, table_of
 from benchmarks.sources.combined_planned import Planner, means_of, planned
 from benchmarks.sources.combined_rows import ALONE, Found, Row, combined, singles, table, target_of
-from benchmarks.sources.combined_told import PROGRAM, at_scale, say
+from benchmarks.sources.combined_summary import PROGRAM, at_scale, say
 from benchmarks.sources.genetic_mnist import RATES
 from benchmarks.sources.genetic_replay import Search, Table, Training, replay
 

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from benchmarks.common.result_file import write_result
 from benchmarks.programs.ensembles_train import build, splits
-from benchmarks.user.ensembles_told import BEST, ONE, OWN, Row, goals, line, summary
+from benchmarks.user.ensembles_summary import BEST, ONE, OWN, Row, goals, line, summary
 from torch import nn
 
 import elastune

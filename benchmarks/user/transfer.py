@@ -43,7 +43,7 @@ from benchmarks.common.result_file import write_result
 from benchmarks.programs.transfer_train import LOADERS, PARTS, build, splits, view
 from benchmarks.programs.transfer_train import config as defaults
 from benchmarks.programs.transfer_train import model_of as model_in_its_role
-from benchmarks.user.transfer_told import TRAINED, compared, epochs_to, multiplications, started
+from benchmarks.user.transfer_summary import TRAINED, compared, epochs_to, multiplications, started
 from torch import nn
 
 import elastune

@@ -26,7 +26,7 @@ from benchmarks.common.result_file import write_result
 from benchmarks.programs.transfer_features import halves, new_task
 from benchmarks.programs.transfer_train import LOADERS
 from benchmarks.user.transfer import FRESH, MEANS, PROGRAM, Place
-from benchmarks.user.transfer_told import gained
+from benchmarks.user.transfer_summary import gained
 
 import elastune
 from elastune.core.run import StartFrom

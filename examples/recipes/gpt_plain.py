@@ -64,7 +64,7 @@ def get_lr(it):
 def main():
     model = GPT()
     optimizer = torch.optim.AdamW(model.parameters(), lr=get_lr(0), betas=(0.9, 0.95), weight_decay=0.1)
-    told, best_val_loss = [], float("inf")
+    val_losses, best_val_loss = [], float("inf")
     X, Y = get_batch(train_data)
     for iter_num in range(max_iters):
         for group in optimizer.param_groups:
@@ -78,11 +78,11 @@ def main():
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if (iter_num + 1) % eval_interval == 0:
-            told.append(estimate_loss(model))
-            if told[-1] < best_val_loss:
-                best_val_loss = told[-1]
+            val_losses.append(estimate_loss(model))
+            if val_losses[-1] < best_val_loss:
+                best_val_loss = val_losses[-1]
                 torch.save(model.state_dict(), "ckpt.pt")
-    return told
+    return val_losses
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def main():
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates - warmup_updates)
     scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, decay], [warmup_updates])
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-    told, best = [], 0.0
+    accuracies, best = [], 0.0
     for _ in range(epochs):
         model.train()
         for x, y in loader:
@@ -57,11 +57,11 @@ def main():
         with torch.no_grad():
             for x, y in DataLoader(val_set, 64):
                 right += (ema(x).argmax(1) == y).sum().item()
-        told.append(right / len(val_set))
-        if told[-1] > best:
-            best = told[-1]
+        accuracies.append(right / len(val_set))
+        if accuracies[-1] > best:
+            best = accuracies[-1]
             torch.save(ema.state_dict(), "model_best.pth")
-    return told
+    return accuracies
 
 
 if __name__ == "__main__":

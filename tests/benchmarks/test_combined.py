@@ -11,7 +11,7 @@ import pytest
 from benchmarks.sources.combined import SMALL, Kept, scaled, todo
 from benchmarks.sources.combined_live import course
 from benchmarks.sources.combined_rows import ALONE, Row, combined, multiplied, singles, table, target_of
-from benchmarks.sources.combined_told import at_scale
+from benchmarks.sources.combined_summary import at_scale
 from benchmarks.sources.genetic_mnist import RATES
 from benchmarks.sources.genetic_replay import Search, Table, Training
 

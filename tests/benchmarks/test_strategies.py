@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.adaptive.strategies import accuracies, merged, plan_of
+from benchmarks.adaptive.strategies_summary import goals, times_to_target
 from benchmarks.adaptive.strategies_task import CNN
-from benchmarks.adaptive.strategies_told import goals, times_to_target
 from benchmarks.adaptive.strategies_trial import TUNING_SEED, Course, key_of
 from benchmarks.common.kept import Rows
 

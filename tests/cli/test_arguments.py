@@ -89,7 +89,8 @@ def test_words_reach_the_workers_and_change_the_training_as_settings_do(
 def test_what_the_parser_refuses_is_one_line_and_leaves_no_folder(elastune: Command, parsed: Path) -> None:
     assert "unrecognized arguments: --what" in elastune("run", "parsed.py", "--", "--what").line
     assert "got lrr" in elastune("run", "parsed.py", "--set", "lrr=1").line
-    assert "what the program's parser takes" in elastune("run", "parsed.py", "--set", "lr=much").line
+    assert "lr must be a number, as in the program's config" in elastune("run", "parsed.py", "--set", "lr=much").line
+    assert "what the program's parser takes" in elastune("run", "parsed.py", "--set", "epochs=1.5").line
     assert "got more): elastune run FILE -- more" in elastune("run", "parsed.py", "more").line
     shown = elastune("run", "parsed.py", "--", "--help")
     assert (shown.code, shown.out.splitlines()[0]) == (0, "usage: parsed.py [-h] [--lr LR] [--epochs EPOCHS]")

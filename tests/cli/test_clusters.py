@@ -84,7 +84,10 @@ def test_agent(options: list[str], told: str, tmp_path: Path, capsys: pytest.Cap
     ("options", "told"),
     [
         (["--cluster", "hosts:7070"], "needs a secret"),
-        (["--cluster", "PORT", "--token-file", "token", "--gather", "0.2s"], "a host must come to be told of"),
+        (
+            ["--cluster", "PORT", "--token-file", "token", "--gather", "0.2s"],
+            "a host must join before doctor can describe it",
+        ),
         (["--cluster", "PORT", "--token-file", "token", "--out", "token/x"], "the output folder must be writable"),
     ],
 )

@@ -22,21 +22,21 @@ def test_doctor_tells_what_is_here(elastune: Command) -> None:
     findings = {finding["what"]: finding for finding in found["findings"]}
     assert 1 <= found["cores"] <= len(os.sched_getaffinity(0))
     assert (found["devices"] == ["cpu"]) == (not torch.cuda.is_available())
-    assert findings["torch"]["found"] == torch.__version__
-    assert findings["gloo"]["found"]
-    assert ("nccl" in findings["reductions"]["found"]) == (torch.cuda.device_count() > 1)
-    assert findings["Slurm"]["found"] == shutil.which("srun")
-    assert Path(findings["digits"]["found"]).is_file()
-    assert findings["mechanism tensor"]["found"] == "exact and fast; divides along tensor; workers come and go"
-    assert findings["mechanism replicated"]["found"] == "exact and fast; workers come and go"
+    assert findings["torch"]["value"] == torch.__version__
+    assert findings["gloo"]["value"]
+    assert ("nccl" in findings["reductions"]["value"]) == (torch.cuda.device_count() > 1)
+    assert findings["Slurm"]["value"] == shutil.which("srun")
+    assert Path(findings["digits"]["value"]).is_file()
+    assert findings["mechanism tensor"]["value"] == "exact and fast; divides along tensor; workers come and go"
+    assert findings["mechanism replicated"]["value"] == "exact and fast; workers come and go"
     for name in ("deepspeed", "fairscale"):
         here = findings[f"mechanism {name}"]
-        assert (here["found"] is None) == (find_spec(name) is None)
+        assert (here["value"] is None) == (find_spec(name) is None)
         assert "pip install" in here["install"]
-        assert here["found"] is None or "ZeRO stages" in here["found"]
-    assert findings["MNIST"]["found"] is None, "the fixture hides every data set"
+        assert here["value"] is None or "ZeRO stages" in here["value"]
+    assert findings["MNIST"]["value"] is None, "the fixture hides every data set"
     for finding in found["findings"]:
-        assert finding["found"] or finding["install"], "what is missing comes with a way to get it"
+        assert finding["value"] or finding["install"], "what is missing comes with a way to get it"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_doctor_looks_into_the_data_folder(here: Path, elastune: Command, monkey
         (here / f"{part}-ubyte.gz").touch()
     monkeypatch.setenv("ELASTUNE_DATA", str(here))
     findings = {finding["what"]: finding for finding in elastune("doctor", "--json").json["findings"]}
-    assert findings["MNIST"]["found"] == str(here)
+    assert findings["MNIST"]["value"] == str(here)
 
 
 def test_doctor_for_people(elastune: Command) -> None:

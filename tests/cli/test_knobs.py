@@ -131,6 +131,6 @@ def test_every_knob_is_known_here() -> None:
 
 def test_what_is_told_of_a_knob_is_the_help_of_its_option() -> None:
     shown = "".join(CliRunner().invoke(app, ["tune", "--help"]).output.split())
-    told = [each.metadata["told"] for each in fields(StudyRequest) if "told" in each.metadata]
+    told = [each.metadata["help"] for each in fields(StudyRequest) if "help" in each.metadata]
     assert told
     assert [text for text in told if "".join(text.split()) not in shown] == []

@@ -41,23 +41,23 @@ def trial(number: int, phase: str = "search") -> TrialStarted:
 def test_a_run_knows_how_far_it_is() -> None:
     tracker = RunTracker(epochs=4, max_steps=None)
     assert tracker.done(1.0) is None
-    assert tracker.hear(reported(1, 30)) == ("epoch 1/4, step 30: accuracy 0.9", False)
+    assert tracker.observe(reported(1, 30)) == ("epoch 1/4, step 30: accuracy 0.9", False)
     assert tracker.done(99.0) == 0.25
     tracker = RunTracker(epochs=4, max_steps=40)
-    tracker.hear(reported(1, 30))
+    tracker.observe(reported(1, 30))
     assert tracker.done(99.0) == 0.75, "whichever bound comes first"
     tracker = RunTracker(None, None)
-    tracker.hear(reported(1, 30))
+    tracker.observe(reported(1, 30))
     assert tracker.done(99.0) is None
 
 
 def test_a_run_tells_its_start_and_its_end() -> None:
     tracker = RunTracker(1, None, ["", "each part has 2 holders"])
-    assert tracker.hear(RunStarted(program="p", config={}, seed=0, execution={})) == ("", False)
-    assert tracker.hear(StepsPlanned(9)) == ("each part has 2 holders", True)
-    assert tracker.hear(RunStarted("p", {}, 0, {}, resumed_step=7)) == ("resumed after step 7", True)
-    assert tracker.hear(RunFailed("exception", "no luck", 0)) == ("", False), "the command's last line says it"
-    assert tracker.hear(RunFinished("0", 1, 2, 3, 4.0, {"loss": 0.5})) == ("done: loss 0.5", True)
+    assert tracker.observe(RunStarted(program="p", config={}, seed=0, execution={})) == ("", False)
+    assert tracker.observe(StepsPlanned(9)) == ("each part has 2 holders", True)
+    assert tracker.observe(RunStarted("p", {}, 0, {}, resumed_step=7)) == ("resumed after step 7", True)
+    assert tracker.observe(RunFailed("exception", "no luck", 0)) == ("", False), "the command's last line says it"
+    assert tracker.observe(RunFinished("0", 1, 2, 3, 4.0, {"loss": 0.5})) == ("done: loss 0.5", True)
 
 
 @pytest.mark.parametrize("stopped", ["requested", "notice", "policy"])
@@ -77,63 +77,65 @@ def test_a_run_that_was_cut_is_not_done_and_has_nothing_to_go(
 
 def test_an_advice_comes_once_it_trains() -> None:
     tracker = RunTracker(1, None, ["check it"])
-    assert tracker.hear(RunStarted("p", {}, 0, {"mode": "exact", "num_slots": 8, "workers": 1})) == ("", False)
-    assert tracker.hear(StepsPlanned(9)) == ("check it", True)
-    line, must = tracker.hear(reported(1, 4))
+    assert tracker.observe(RunStarted("p", {}, 0, {"mode": "exact", "num_slots": 8, "workers": 1})) == ("", False)
+    assert tracker.observe(StepsPlanned(9)) == ("check it", True)
+    line, must = tracker.observe(reported(1, 4))
     assert "slots" in line
     assert must
-    assert tracker.hear(reported(1, 9)) == ("epoch 1/1, step 9: accuracy 0.9", False)
+    assert tracker.observe(reported(1, 9)) == ("epoch 1/1, step 9: accuracy 0.9", False)
     tracker = RunTracker(1, None, ["check it"])
-    assert tracker.hear(reported(1, 4)) == ("check it", True), "nobody knows how many steps"
+    assert tracker.observe(reported(1, 4)) == ("check it", True), "nobody knows how many steps"
 
 
 def test_a_run_that_adapts_tells_what_it_measured_and_every_decision() -> None:
     tracker = RunTracker(epochs=4, max_steps=40)
     seen = Measured(10, 0, 640, 1.5, 2, 64, 0.05, {"loss": (0.3123, None), "noise_scale": (412.3, 29.7)})
     now = "step 10: loss 0.312, noise scale 412 ± 30, batch 64, lr 0.05, 2 workers"
-    assert tracker.hear(seen) == (now, False)
+    assert tracker.observe(seen) == (now, False)
     assert tracker.state() == now
     assert tracker.done(9.0) == 0.25
-    assert tracker.hear(reported(1, 8)) == (f"epoch 1/4, step 8: accuracy 0.9; {now}", False), "neither hides the other"
+    assert tracker.observe(reported(1, 8)) == (f"epoch 1/4, step 8: accuracy 0.9; {now}", False), (
+        "neither hides the other"
+    )
     assert tracker.state().startswith("epoch 1/4, step 8")
     line = "rounds of local:every=64 end after 47 steps, as each pass over the data does"
-    assert tracker.hear(RoundsShortened("local:every=64", 47)) == (line, True)
+    assert tracker.observe(RoundsShortened("local:every=64", 47)) == (line, True)
     line = "the schedule's 9=allreduce never comes: the run has 8 steps"
-    assert tracker.hear(SyncChangesUnreached("9=allreduce", 8)) == (line, True)
+    assert tracker.observe(SyncChangesUnreached("9=allreduce", 8)) == (line, True)
     decided = Decided("gns", 11, {"batch_size": 128, "lr_factor": 2**0.5}, seen, "applied")
     line = "step 11: gns: batch 64 -> 128, lr 0.05 -> 0.0707 (noise scale 412 ± 30, loss 0.312)"
-    assert tracker.hear(decided) == (line, True)
-    line, must = tracker.hear(PolicyFailed("Mine", "after_step", 12, 1, "ValueError: no"))
+    assert tracker.observe(decided) == (line, True)
+    line, must = tracker.observe(PolicyFailed("Mine", "after_step", 12, 1, "ValueError: no"))
     assert (line, must) == ("step 12: Mine: after_step failed on worker 1: ValueError: no", True)
 
 
 def test_a_study_counts_its_trials() -> None:
     tracker = StudyTracker(trials=4, budget_s=100.0)
-    assert tracker.hear(StudyStarted({})) == ("", False)
-    assert tracker.hear(trial(0)) == ("phase: search", True)
-    assert tracker.hear(trial(1)) == ("", False)
-    line, must = tracker.hear(TrialFinished(0, "complete", values={"accuracy": 0.5}))
+    assert tracker.observe(StudyStarted({})) == ("", False)
+    assert tracker.observe(trial(0)) == ("phase: search", True)
+    assert tracker.observe(trial(1)) == ("", False)
+    line, must = tracker.observe(TrialFinished(0, "complete", values={"accuracy": 0.5}))
     assert (line, must) == ("trial 0 complete: accuracy 0.5 (lr=0.1)", False)
-    assert tracker.hear(TrialFinished(1, "infeasible", reason="diverged: loss is nan"))[0].startswith(
+    assert tracker.observe(TrialFinished(1, "infeasible", reason="diverged: loss is nan"))[0].startswith(
         "trial 1 infeasible: diverged"
     )
     assert tracker.state() == "search, 2 trials ended, 0 running"
     assert tracker.done(10.0) == 0.5
     assert tracker.done(80.0) == 0.8
     assert tracker.done(1e9) == 1.0
-    assert tracker.hear(trial(2, "confirm")) == ("phase: confirm", True)
-    assert tracker.hear(StudyFinished("4 trials", 3.0)) == ("ended (4 trials): 2 trials over", True)
+    assert tracker.observe(trial(2, "confirm")) == ("phase: confirm", True)
+    assert tracker.observe(StudyFinished("4 trials", 3.0)) == ("ended (4 trials): 2 trials over", True)
     assert tracker.done(10.0) == 1.0, "nothing is left to wait for"
 
 
 @pytest.mark.parametrize(("stopping", "done"), [("asha:eta=2", 0.25), ("pbt", 0.0)])
 def test_what_halving_paused_counts(stopping: str, done: float) -> None:
     tracker = StudyTracker(trials=4, budget_s=None)
-    tracker.hear(StudyStarted({"stopping": stopping}))
-    tracker.hear(trial(3))
-    tracker.hear(TrialPaused(3, 1, 2.0, 2.0, "not among the best"))
+    tracker.observe(StudyStarted({"stopping": stopping}))
+    tracker.observe(trial(3))
+    tracker.observe(TrialPaused(3, 1, 2.0, 2.0, "not among the best"))
     assert tracker.done(10.0) == done, "it may be resumed; with pbt most are"
-    tracker.hear(TrialResumed(3, 1, "may reach the front"))
+    tracker.observe(TrialResumed(3, 1, "may reach the front"))
     assert tracker.done(10.0) == 0.0
 
 

@@ -94,7 +94,7 @@ def test_a_reshape_moves_what_changes_its_place() -> None:
 
 def test_what_nobody_holds_is_named() -> None:
     have = {0: (Piece("w", ((0, 2), (0, 4))),)}
-    with pytest.raises(Unrecoverable, match="nobody holds all of b, w") as error:
+    with pytest.raises(Unrecoverable, match="no worker holds all of b, w") as error:
         moves(have, {1: (whole("w", (4, 4)), whole("b", (4,)))})
     assert error.value.pieces == (Piece("w", ((2, 4), (0, 4))), whole("b", (4,)))
 

@@ -101,7 +101,11 @@ def test_anything_else_is_refused(text: str, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("slots", "workers", "mechanism", "said"),
-    [(6, 2, "replicated", "as many slots"), (8, 5, "replicated", "a learner for every"), (8, 2, "zero", "lies whole")],
+    [
+        (6, 2, "replicated", "as many slots"),
+        (8, 5, "replicated", "a learner for every"),
+        (8, 2, "zero", "hold its learners whole"),
+    ],
 )
 def test_what_does_not_go_together_is_refused(slots: int, workers: int, mechanism: str, said: str) -> None:
     SyncPlan().check(slots, workers, mechanism, "exact")

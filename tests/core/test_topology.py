@@ -63,9 +63,9 @@ def test_values_of_a_program_are_checked_too() -> None:
     for text in (3, None, ["tree"]):
         with pytest.raises(UserError, match="a topology is a text"):
             Topology.parse(text)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="parents belong"):
+    with pytest.raises(UserError, match="parents need the shape"):
         Topology("tree", (0, 0))
-    with pytest.raises(UserError, match="parents belong"):
+    with pytest.raises(UserError, match="parents need the shape"):
         Topology("parents")
 
 

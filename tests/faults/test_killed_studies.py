@@ -52,7 +52,7 @@ def proposed_again(asked: StudyRequest) -> tuple[dict[int, object], dict[int, ob
             objectives = plan.pricing.objectives
             suggester = Suggester(plan.space, objectives, plan.pricing.learnt, sampler=asked.sampler, seed=asked.seed)
             recall = SearchReplay(suggester, told[: at + 1], "open")
-            found = [recall.hear(each) for each in told[: at + 1]][-1]
+            found = [recall.observe(each) for each in told[: at + 1]][-1]
             again[record.trial] = found.params if found is not None else None
     return tried, again
 

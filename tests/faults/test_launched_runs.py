@@ -21,7 +21,7 @@ SAMPLES, STEPS = 1000, 48
 
 def torchrun(out: Path, *more: str, workers: int = 2, program: Program = PROGRAM) -> RunFinished:
     """torchrun itself is in the tests of the command line, and of ranks that differ."""
-    run = ["run", str(program.path), "--out", str(out), "--seed", "3", *more]
+    run = ["run", str(program.path), "--out", str(out), "--seed", "3", "--slots", "4", *more]
     assert launched(run, workers, out.parent / "errors") == [0] * workers
     *_, end = (entry.record for entry in read(out / "journal.jsonl"))
     assert isinstance(end, RunFinished)

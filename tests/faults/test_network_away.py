@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.soaked import soaked
 from tests.support.elastic_runs import SLOTS, Ran
-from tests.support.hosts import Namespace
+from tests.support.forked import ForkedProcess, elastune
+from tests.support.hosts import Namespace, enter
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunFinished, StepsCompleted, WorkerGone
@@ -28,23 +28,23 @@ def space() -> Iterator[Namespace]:
     made.close()
 
 
-def started(space: Namespace, out: Path, workers: str, *more: str) -> subprocess.Popen[str]:
-    """A run in ``space``, controller and all."""
-    command = [sys.executable, "-m", "elastune", "run", str(PROGRAM.path), "--out", str(out), "--json", "--seed", "3"]
-    command += ["--workers", workers, "--slots", str(SLOTS), "--heartbeat", "1s", *more]
-    command += ["--set", "pause_s=0.15", "--set", f"until={out.parent / 'go'}"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(space.command(*command), text=True, **pipes)  # type: ignore[call-overload,no-any-return]
+def started(space: Namespace, out: Path, workers: str, *more: str) -> ForkedProcess:
+    """A run in ``space``, controller and all; what it says is in the files ``said`` and ``errors`` beside ``out``."""
+    words = ["run", str(PROGRAM.path), "--out", str(out), "--json", "--seed", "3"]
+    words += ["--workers", workers, "--slots", str(SLOTS), "--heartbeat", "1s", *more]
+    words += ["--set", "pause_s=0.15", "--set", f"until={out.parent / 'go'}"]
+    with (out.parent / "said").open("wb") as said, (out.parent / "errors").open("wb") as errors:
+        return elastune(*words, out=said, err=errors, first=partial(enter, space.path))
 
 
-def trains(out: Path, run: subprocess.Popen[str], limit_s: float = 60.0) -> None:
+def trains(out: Path, run: ForkedProcess, limit_s: float = 60.0) -> None:
     """Wait until workers train: one has said what it used in its first epoch."""
     until = time.monotonic() + limit_s
     while not (
         (out / "journal.jsonl").exists()
         and any(isinstance(entry.record, StepsCompleted) for entry in read(out / "journal.jsonl"))
     ):
-        assert run.poll() is None, run.communicate()
+        assert run.poll() is None, (out.parent / "errors").read_text()
         assert time.monotonic() < until
         time.sleep(0.05)
 
@@ -69,8 +69,7 @@ def test_the_run_goes_on(
         space.do("ip link set lo up")
         time.sleep(1.0)
     (tmp_path / "go").touch()
-    said, errors = run.communicate(timeout=90)
-    assert run.returncode == 0, (said, errors)
+    assert run.wait(90) == 0, (tmp_path / "errors").read_text()
     entries = read(out / "journal.jsonl")
     (end,) = [entry.record for entry in entries if isinstance(entry.record, RunFinished)]
     assert end.sha256 == undisturbed.sha256
@@ -80,8 +79,8 @@ def test_the_run_goes_on(
 
 def test_without_loopback_one_line_says_so(space: Namespace, tmp_path: Path) -> None:
     run = started(space, tmp_path / "out", "4")
-    said, errors = run.communicate(timeout=60)
-    assert run.returncode == 2
+    assert run.wait(60) == 2
+    said, errors = ((tmp_path / name).read_text() for name in ("said", "errors"))
     assert "loopback interface" in said + errors
     assert "Traceback" not in errors
     assert len(errors.splitlines()) <= 1

@@ -30,7 +30,7 @@ def checkpoint(step: int) -> Checkpoint:
 
 
 def prints(found: Checkpoint) -> str:
-    return fingerprint({"position": vars(found.position), "meaning": found.meaning, "states": found.states})
+    return fingerprint({"position": vars(found.position), "must_match": found.must_match, "states": found.states})
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ SPEC = WorkerSpec("m:f", RunSpec(Program(Path("p")), Path("o")), Place(), {"A": 
 HONEST = [
     json.loads(encode(message))
     for message in (
-        *(Hello(1, "here", returns=True), Returned(True, True, heard=View(3, (0, 1)), version=3), RecordsKept(7)),
+        *(Hello(1, "here", returns=True), Returned(True, True, latest_view=View(3, (0, 1)), version=3), RecordsKept(7)),
         *(Hello(1, "here"), Hello(), Ready(), Running(1, 4), Broken(1, "a hiccup"), Done()),
         *(Beat(3, "starting", 0.1, 5), Publish("1/a", "AAAA"), Exit(0), Stop()),
         *(ResizeAsked(2, "why"), Answer(True, "yes", [1]), Welcome(False, 0.5, spec=SPEC)),
@@ -152,8 +152,8 @@ def test_a_coordinator_serves_the_honest(coordinator: Coordinator, said: list[by
     assert coordinator._thread.is_alive()
     with Raw(coordinator) as client:
         client.hello(coordinator, None)
-        client.say(ResizeAsked(2, "still there?"))
-        assert isinstance(client.hear(), Answer)
+        client.send(ResizeAsked(2, "still there?"))
+        assert isinstance(client.receive(), Answer)
 
 
 def test_memory_for_strangers_is_bounded() -> None:

@@ -20,4 +20,4 @@ def train_all(worker: Worker, seed: int) -> None:
             execution = ExecutionSettings(workers=worker.size, num_slots=4, **options)
             group = worker.form(f"{layout}{dropout}")
             session = lone_session(Path("nowhere"), group=group, execution=execution, seed=seed)
-            worker.say(layout, dropout, *train(session, dropout))
+            worker.send(layout, dropout, *train(session, dropout))

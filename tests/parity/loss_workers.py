@@ -28,4 +28,4 @@ def train_all(worker: Worker, seed: int) -> None:
             execution = ExecutionSettings(workers=worker.size, num_slots=4, **options)
             group = worker.form(f"{layout}{kind}")
             session = lone_session(Path("nowhere"), group=group, execution=execution, seed=seed)
-            worker.say(layout, kind, *train(session, kind))
+            worker.send(layout, kind, *train(session, kind))

@@ -13,7 +13,7 @@ from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.comm.reducer import plan
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
-from elastune.runtime.job.validation import check_means
+from elastune.runtime.job.validation import check_execution
 
 
 def test_buckets_hold_as_much_as_is_asked_for() -> None:
@@ -45,7 +45,7 @@ def test_where_there_are_no_such_buckets_a_size_is_refused(
     tmp_path: Path, tiny: Program, execution: ExecutionSettings, sync
 ) -> None:
     with pytest.raises(UserError, match="bucket"):
-        check_means(RunSpec(tiny, tmp_path, execution=execution, sync=sync))
+        check_execution(RunSpec(tiny, tmp_path, execution=execution, sync=sync))
 
 
 def test_means_tell_it_where_it_was_chosen() -> None:

@@ -56,7 +56,7 @@ def test_two_workers_train_as_one(tmp_path: Path, expected: list[float]) -> None
         for layout in LAYOUTS:
             for dropout in (0.0, 0.3):
                 for rank in range(2):
-                    *case, digest, losses = workers.hear(rank)
+                    *case, digest, losses = workers.receive(rank)
                     assert case == [layout, dropout]
                     if layout == "fast":
                         assert dropout or losses == pytest.approx(expected, rel=2e-6)

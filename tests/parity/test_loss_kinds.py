@@ -33,7 +33,7 @@ def test_every_layout_trains_as_the_plain_loop(tmp_path: Path) -> None:
     with processes(2, train_all, SEED) as workers:
         for layout in LAYOUTS:
             for kind in KINDS:
-                for told in (workers.hear(0), workers.hear(1)):
+                for told in (workers.receive(0), workers.receive(1)):
                     assert told[:2] == (layout, kind)
                     assert told[3] == pytest.approx(expected[kind], rel=2e-6), (layout, kind)
                     if layout not in ("fast", "tensor"):  # tensor divides layers: other sums within a product

@@ -50,19 +50,19 @@ class HereAndOnTwo(ShortRunsOfProgram):
     ) -> ShortRun:
         folder = self._folder / f"{name}-{len(list(self._folder.iterdir()))}"
         folder.mkdir()
-        heard: list[Record] = []
+        records: list[Record] = []
         what = recording or {"epoch_steps": self._epoch_steps, **recorded}
         with process_restored():
             session = lone_session(
                 self._folder / name,
-                send=heard.append,
+                send=records.append,
                 execution=ExecutionSettings(num_slots=num_slots or self.num_slots),
                 max_steps=steps or self._steps,
                 until_epoch=until_epoch,
                 resume=resume,
                 checkpoint_every_steps=None,
             )
-            session.record(Recorder(Recording(str(folder), **what), self._program.path))
+            session.state.recorder = Recorder(Recording(str(folder), **what), self._program.path)
             try:
                 with suppress(StopTraining):
                     load(self._program).train(session)
@@ -71,7 +71,7 @@ class HereAndOnTwo(ShortRunsOfProgram):
                 raise Refused(str(error)) from error
         assert session.trained is not None
         digest = session.trained.fingerprint(session.state.workers)
-        reports = [(each.step, each.metrics) for each in heard if isinstance(each, Reported)]
+        reports = [(each.step, each.metrics) for each in records if isinstance(each, Reported)]
         return ShortRun(digest, session.step, read_run(folder, reports))
 
     def _once(self, name: str, make: Callable[[], ShortRun | str]) -> ShortRun | str:

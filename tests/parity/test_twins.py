@@ -79,7 +79,7 @@ def test_a_second_worker_does_not_show(one: dict[str, tuple[str, list[float], in
     with processes(2, train_all, SLOTS, SEED) as workers:
         for name in twins():
             for rank in range(2):
-                assert workers.hear(rank) == (name, *one[name][:2])
+                assert workers.receive(rank) == (name, *one[name][:2])
 
 
 @pytest.mark.parametrize("name", twins())
@@ -91,7 +91,8 @@ def test_a_resumed_run_goes_on(name: str, tmp_path: Path, one: dict[str, tuple[s
     assert first[1] + second[1] == losses
 
 
-DYING = ("adversaries", "average", "replay", "stream")  # turns, what is kept beside weights, data that is made, streams
+# Turns, what is kept beside weights, features that are gathered, data that is made, streams.
+DYING = ("adversaries", "average", "contrastive", "replay", "stream")
 
 
 @pytest.mark.parametrize("name", [*DYING, *soaked(*sorted(twins().keys() - set(DYING)))])

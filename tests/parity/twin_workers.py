@@ -19,4 +19,4 @@ def train_all(worker: Worker, slots: int, seed: int) -> None:
         train(session, losses)
         session.finish()
         assert session.trained is not None
-        worker.say(name, session.trained.fingerprint(session.state.workers), losses)
+        worker.send(name, session.trained.fingerprint(session.state.workers), losses)

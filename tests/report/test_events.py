@@ -71,7 +71,7 @@ def test_what_a_resumed_run_took_back_is_left_out(tmp_path):
 def test_live_files_hide_what_a_restart_took_back(tmp_path):
     with EventFiles(tmp_path) as events:
         for at, record in enumerate([STARTED, SEEN, replace(SEEN, step=20), Restarted(10), replace(SEEN, step=15)]):
-            events.hear(record, at=100.0 + at)
+            events.observe(record, at=100.0 + at)
     assert [step for _, step, _ in scalars(tmp_path / FOLDER, "run/lr")] == [10, 15]
 
 

@@ -131,7 +131,7 @@ def test_a_bound_that_the_front_sits_on_is_named() -> None:
     lines = explained(front_of(*((0.5 + 0.1 * i, 10.0 + i) for i in range(5)), lr=0.95))["What to try next"]
     assert lines == ("5 of the best 5 trials sit at the upper bound 1 of lr: try larger values, if it may have them.",)
     lines = explained(front_of(*((0.5 + 0.1 * i, 10.0 + i) for i in range(5)), lr=0.01))["What to try next"]
-    assert lines == ("The front lies within the space: no bound of it is in the way.",)
+    assert lines == ("The front lies within the space: no bound of it limits the front.",)
 
 
 def test_a_choice_that_all_of_the_best_made_is_named() -> None:

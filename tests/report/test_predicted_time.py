@@ -81,7 +81,7 @@ def test_whole_trainings_stand_beside_their_predictions_where_the_plan_knows_wha
     ):
         took = replace(finished(trial, 0.02).record, seconds=seconds)  # type: ignore[type-var]
         entries += [started(trial, execution), Entry(1.0, took)]
-    known = replace(MADE, found={**MADE.found, "search": {"beside_s": 1.0}})
+    known = replace(MADE, answer={**MADE.answer, "search": {"beside_s": 1.0}})
     two, one, whole = study_prediction(known, "train.py", entries)
     assert (
         "A training took 1.52 s from its start to its end, the plan's model says 1.22 s (modelled): error -20.0%" in two

@@ -114,13 +114,13 @@ class Raw:
         self._lines = Lines()
         self._heard: list[bytes] = []
 
-    def say(self, *messages: Message) -> None:
+    def send(self, *messages: Message) -> None:
         self.socket.sendall(b"".join(map(encode, messages)))
 
     def hello(self, coordinator: Coordinator, worker: int | None) -> None:
         """Be honest so far."""
         self.prove(coordinator.token)
-        self.say(Hello(worker))
+        self.send(Hello(worker))
 
     def prove(self, token: str) -> None:
         """Raises ``ProtocolError`` where the coordinator has another token."""
@@ -128,7 +128,7 @@ class Raw:
         self.socket.sendall(response)
         verify(exactly(self.socket, PROOF_BYTES, time.monotonic() + LIMIT_S), proof)
 
-    def hear(self) -> Message | None:
+    def receive(self) -> Message | None:
         """The next message; None at the end of the connection."""
         while not self._heard:
             try:
@@ -142,7 +142,7 @@ class Raw:
 
     def ended(self) -> bool:
         """Whether the other side closes the connection; reads all that comes before. Fails after ``LIMIT_S``."""
-        while self.hear() is not None:
+        while self.receive() is not None:
             pass
         return True
 

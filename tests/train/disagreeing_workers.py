@@ -36,9 +36,9 @@ def train(worker: Worker, out: str, mode: str, seeds: list[int], counts: list[in
                 optimizer.step()
                 optimizer.zero_grad()
     except UserError as error:
-        worker.say(f"{type(error).__name__}: {error}", session.step)
+        worker.send(f"{type(error).__name__}: {error}", session.step)
     else:
-        worker.say("", session.step)
+        worker.send("", session.step)
 
 
 def ask(worker: Worker, out: str, wishes: list[dict[str, Any]]) -> None:
@@ -61,4 +61,4 @@ def ask(worker: Worker, out: str, wishes: list[dict[str, Any]]) -> None:
         for r in records
         if isinstance(r, Decided)
     ]
-    worker.say(told, optimizer.param_groups[0]["lr"])
+    worker.send(told, optimizer.param_groups[0]["lr"])

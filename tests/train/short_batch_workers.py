@@ -36,4 +36,4 @@ def train(worker: Worker, name: str, mode: Mode, samples: int, batch: int) -> No
             rule.step()
             rule.zero_grad()
     weights = torch.cat([t.double().flatten() for t in net.state_dict().values()])
-    worker.say(weights.tolist(), passes, session.samples)
+    worker.send(weights.tolist(), passes, session.samples)

@@ -69,7 +69,7 @@ def net() -> Net:
     return Net()
 
 
-def crew(net: Net, size: int) -> list[One]:
+def make_workers(net: Net, size: int) -> list[One]:
     return [One(net, number, tuple(range(size))) for number in range(size)]
 
 
@@ -88,7 +88,7 @@ def values(handle: CollectiveHandle[list[torch.Tensor]]) -> tuple[list[Any], tup
 
 
 def test_any_order_and_nobody_waits_in_a_call(net: Net) -> None:
-    a, b = crew(net, 2)
+    a, b = make_workers(net, 2)
     x, y = a.begin("allreduce", "x", [1.0, 2.0]), a.begin("gather", "y", [1])
     assert not x.done
     assert not y.done, "nobody else has called"
@@ -106,14 +106,14 @@ def test_any_order_and_nobody_waits_in_a_call(net: Net) -> None:
 
 
 def test_the_nth_call_belongs_with_the_nth(net: Net) -> None:
-    a, b = crew(net, 2)
+    a, b = make_workers(net, 2)
     mine = [a.begin("allreduce", "x", [float(i)]) for i in range(3)]
     theirs = [b.begin("allreduce", "x", [10.0 * i]) for i in range(3)]
     assert [values(each)[0] for each in mine] == [values(each)[0] for each in theirs] == [[[0.0]], [[11.0]], [[22.0]]]
 
 
 def test_who_waits_takes_part_in_what_keeps_another_from_its_call(net: Net) -> None:
-    a, b = crew(net, 2)
+    a, b = make_workers(net, 2)
     began: list[CollectiveHandle[list[torch.Tensor]]] = []
     mine = a.begin("allreduce", "x", [1.0])
     a.passes = [lambda: None, lambda: began.append(b.begin("allreduce", "x", [2.0])), lambda: None]
@@ -127,7 +127,7 @@ def test_who_waits_takes_part_in_what_keeps_another_from_its_call(net: Net) -> N
 
 
 def test_survivors_complete_what_a_dead_worker_gave_nothing_to(net: Net) -> None:
-    a, b, _ = crew(net, 3)
+    a, b, _ = make_workers(net, 3)
     x, other = a.begin("allreduce", "x", [1.0]), b.begin("allreduce", "x", [2.0])
     regroup(net, [a, b])
     assert values(x) == values(other) == ([[3.0]], (0, 1), False)
@@ -135,7 +135,7 @@ def test_survivors_complete_what_a_dead_worker_gave_nothing_to(net: Net) -> None
 
 def test_who_has_a_result_completes_the_others_by_it(net: Net) -> None:
     """Worker 0 had heard of the one that died, worker 1 had not."""
-    a, b, c = crew(net, 3)
+    a, b, c = make_workers(net, 3)
     handles = [one.begin("allreduce", "x", [10.0**one.worker]) for one in (a, b, c)]
     assert values(handles[0]) == ([[111.0]], (0, 1, 2), False)
     regroup(net, [a, b])
@@ -143,7 +143,7 @@ def test_who_has_a_result_completes_the_others_by_it(net: Net) -> None:
 
 
 def test_what_becomes_of_a_result_here_does_not_reach_others(net: Net) -> None:
-    a, b, c = crew(net, 3)
+    a, b, c = make_workers(net, 3)
     handles = [one.begin("gather", "x", [one.worker]) for one in (a, b, c)]
     for value in handles[0].wait().value:
         value.fill_(-1)
@@ -153,7 +153,7 @@ def test_what_becomes_of_a_result_here_does_not_reach_others(net: Net) -> None:
 
 def test_a_lost_step_drops_its_calls_and_they_are_made_again(net: Net) -> None:
     """Of three workers, one had not come to the call when the step was lost; an earlier step's call goes on."""
-    a, b, _ = crew(net, 3)
+    a, b, _ = make_workers(net, 3)
     before = [one.begin("gather", "earlier", [one.worker]) for one in (a, b)]
     for one in (a, b):
         one.attempt = 2
@@ -168,14 +168,14 @@ def test_a_lost_step_drops_its_calls_and_they_are_made_again(net: Net) -> None:
 
 
 def test_outside_of_what_all_do_a_call_is_this_workers_own(net: Net) -> None:
-    a, _ = crew(net, 2)
+    a, _ = make_workers(net, 2)
     a.synchronised = False
     assert values(a.begin("broadcast", "x", [4.0], root=1)) == ([[4.0]], (0,), True)
     assert not a.calls.state_dict()["counts"]
 
 
 def test_a_joiner_is_in_the_calls_that_come_after_it(net: Net) -> None:
-    a, b = crew(net, 2)
+    a, b = make_workers(net, 2)
     x = [one.begin("allreduce", "x", [1.0]) for one in (a, b)]
     joiner = One(net, 5, (0, 1, 5))
     joiner.calls.load_state_dict(a.calls.state_dict())
@@ -187,7 +187,7 @@ def test_a_joiner_is_in_the_calls_that_come_after_it(net: Net) -> None:
 
 def test_a_broadcast_without_its_root(net: Net) -> None:
     """Where another one has what it sent it is completed; where nobody has, all are told."""
-    a, b, c = crew(net, 3)
+    a, b, c = make_workers(net, 3)
     got = [one.begin("broadcast", "x", [float(one.worker)], root=2) for one in (a, b, c)]
     assert values(got[0]) == ([[2.0]], (2,), False)
     never = [one.begin("broadcast", "y", [0.0], root=2) for one in (a, b)]
@@ -202,7 +202,7 @@ def test_a_broadcast_whose_root_is_another_worker_by_the_second_call(net: Net) -
     """Worker 0 is gone between the calls, so ranks are other workers'. Nobody may take its own value for the root's:
     rank 1, who has called, is followed; of rank 0, who has not, all are told.
     """
-    _, b, c = crew(net, 3)
+    _, b, c = make_workers(net, 3)
     has, lacks = (b.begin("broadcast", name, [1.0], root=root) for name, root in (("x", 1), ("y", 0)))
     regroup(net, [b, c])
     follows, starts = (c.begin("broadcast", name, [2.0], root=root) for name, root in (("x", 1), ("y", 0)))
@@ -213,7 +213,7 @@ def test_a_broadcast_whose_root_is_another_worker_by_the_second_call(net: Net) -
 
 
 def test_the_last_worker_has_its_own(net: Net) -> None:
-    a, _ = crew(net, 2)
+    a, _ = make_workers(net, 2)
     x = a.begin("allreduce", "x", [3.0])
     regroup(net, [a])
     assert values(x) == ([[3.0]], (0,), False)
@@ -229,14 +229,14 @@ def test_the_last_worker_has_its_own(net: Net) -> None:
     ],
 )
 def test_what_does_not_fit_is_told_to_all(net: Net, one: Any, other: Any, words: str) -> None:
-    a, b = crew(net, 2)
+    a, b = make_workers(net, 2)
     for handle in (a.begin(*one), b.begin(*other)):
         with pytest.raises(UserError, match=words):
             handle.wait()
 
 
 def test_what_cannot_be_sent_is_refused(net: Net) -> None:
-    a, _ = crew(net, 2)
+    a, _ = make_workers(net, 2)
     for wrong in (
         ("", torch.zeros(1)),
         ("x" * 201, torch.zeros(1)),
@@ -253,7 +253,7 @@ def test_what_cannot_be_sent_is_refused(net: Net) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.int64, torch.float64])
 def test_all_types_and_shapes_travel(net: Net, dtype: torch.dtype) -> None:
-    a, b = crew(net, 2)
+    a, b = make_workers(net, 2)
     tensors = [torch.tensor(1, dtype=dtype), torch.zeros(0, 3, dtype=dtype)]
     handles = [one.calls.start("gather", "x", tensors[one.worker]) for one in (a, b)]
     for one, call in zip((a, b), handles, strict=True):

@@ -22,7 +22,7 @@ def ends(out: Path, mode: str, seeds: list[int], counts: list[int]) -> list[tupl
     from elastune.testing.worker_processes import processes
 
     with processes(2, train, str(out), mode, seeds, counts) as workers:
-        return [workers.hear(rank) for rank in range(2)]
+        return [workers.receive(rank) for rank in range(2)]
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
@@ -66,7 +66,7 @@ def test_a_change_that_not_all_ask_for_is_told_whoever_asked(
     from elastune.testing.worker_processes import processes
 
     with processes(2, ask, str(tmp_path), wishes) as workers:
-        (told, rate), (others, other_rate) = [workers.hear(rank) for rank in range(2)]
+        (told, rate), (others, other_rate) = [workers.receive(rank) for rank in range(2)]
     assert told == [("program", 4, seen, 0.1, "disagreed", asked, detail)]
     assert others == [], "of a run that others launched only rank 0 keeps the journal"
     assert rate == other_rate == 0.1

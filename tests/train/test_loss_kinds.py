@@ -227,6 +227,14 @@ def test_a_count_belongs_to_all_losses_of_a_batch(tmp_path: Path) -> None:
         session.backward(model(x).mean(), count=3)
 
 
+@pytest.mark.parametrize("execution", [ExecutionSettings(mode="fast", micro_batch=2, compress="topk")])
+def test_a_count_is_refused_where_sums_cannot_be_divided(tmp_path: Path, execution: ExecutionSettings) -> None:
+    session, model, _, batches = begun(tmp_path, execution)
+    x, _ = next(batches)
+    with pytest.raises(UserError, match="count=3 with compressed gradients"):
+        session.backward(model(x).mean(), count=3)
+
+
 def test_a_count_belongs_to_all_slots_of_a_batch(tmp_path: Path) -> None:
     session, model, _, batches = begun(tmp_path, ExecutionSettings(num_slots=2))
     x, _ = next(batches)

@@ -51,7 +51,7 @@ def test_workers_do_not_show_in_what_is_kept(cluster: LocalCluster, tmp_path: Pa
 
 def test_a_worker_that_dies_in_an_evaluation_does_not_show_either(cluster: LocalCluster, tmp_path: Path) -> None:
     alone, hit, marker = tmp_path / "alone", tmp_path / "hit", tmp_path / "marker"
-    run_job(RunSpec(Program(ASSETS), alone), cluster=cluster)
+    run_job(RunSpec(Program(ASSETS), alone, execution=ExecutionSettings(num_slots=4)), cluster=cluster)
     run_job(
         RunSpec(Program(ASSETS), hit, {"marker": str(marker)}, execution=ExecutionSettings(workers=3, num_slots=4)),
         cluster=cluster,

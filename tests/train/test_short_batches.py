@@ -29,7 +29,7 @@ def ends(workers: int) -> list[list[tuple[Any, ...]]]:
     from elastune.testing.worker_processes import processes
 
     with processes(workers, train_all, CASES) as them:
-        return [[them.hear(rank) for rank in range(workers)] for _ in CASES]
+        return [[them.receive(rank) for rank in range(workers)] for _ in CASES]
 
 
 def test_batchnorm_trains_on_few_samples() -> None:

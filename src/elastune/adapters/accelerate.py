@@ -115,10 +115,10 @@ class AcceleratorBase:
             name = f"registered {len(self.keeps)}"
             self.keeps[name] = self.session.track(name, tracked)
 
-    def save(self, given: Any, file: str | Path, **options: Any) -> None:
+    def save(self, obj: Any, file: str | Path, **options: Any) -> None:
         """Save as ``torch.save`` does, once in a run."""
         if self.is_main_process:
-            torch.save(given, file)
+            torch.save(obj, file)
 
     def wait_for_everyone(self) -> None:
         """Return when all workers are here, between steps."""
@@ -159,7 +159,7 @@ def set_seed(seed: int, **options: Any) -> None:
 class Accelerator(AcceleratorBase):
     """The part of Accelerate's ``Accelerator`` that scripts call, on a session.
 
-    docs/programs.md lists what means something else than in Accelerate.
+    docs/programs.md lists the differences from Accelerate.
 
     Args:
         gradient_accumulation_steps: Number of the loader's batches in one step's batch.
@@ -198,7 +198,7 @@ class Accelerator(AcceleratorBase):
             The prepared objects in the order of the call; a single object for a single one.
 
         Raises:
-            UserError: For a model without its optimizer, or the other way round.
+            UserError: For a model without its optimizer, or an optimizer without its model.
         """
         models = [item for item in objects if isinstance(item, nn.Module)]
         optimizers = [item for item in objects if isinstance(item, Optimizer)]
@@ -255,10 +255,10 @@ class Accelerator(AcceleratorBase):
             raise UserError("the norm of gradients that is clipped is 2", norm_type, "leave norm_type out")
         return self.session.clip_grad_norm_(max_norm)
 
-    def gather_for_metrics(self, given: Any, use_gather_object: bool = False) -> Any:
-        """Return the tensors in ``given`` for the batches that all workers are at.
+    def gather_for_metrics(self, data: Any, use_gather_object: bool = False) -> Any:
+        """Return the tensors in ``data`` for the batches that all workers are at.
 
-        Each sample counts once, and samples are in the loader's order. Outside of an evaluation, ``given`` is returned
+        Each sample counts once, and samples are in the loader's order. Outside of an evaluation, ``data`` is returned
         as it is.
         """
-        return given if self._evaluation is None else self._evaluation.gather(given)
+        return data if self._evaluation is None else self._evaluation.gather(data)

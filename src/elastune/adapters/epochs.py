@@ -66,7 +66,7 @@ class SessionEpochs:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._begun = 0
+        self._started_epochs = 0
         self._trains = False
         self._epochs: Iterator[int] = iter(())
         at_end(self._end)
@@ -78,14 +78,14 @@ class SessionEpochs:
 
     def train(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Yield this worker's batches of the next training pass."""
-        self._begun += 1
-        if not self._trains and self._begun <= self._session.epoch:
+        self._started_epochs += 1
+        if not self._trains and self._started_epochs <= self._session.epoch:
             return
         epoch = next(self._epochs, None)
         if epoch is None:  # only the program knows how many epochs follow
-            self._epochs = self._session.epochs(self._begun)
+            self._epochs = self._session.epochs(self._started_epochs)
             epoch = next(self._epochs, None)
-        if self._begun <= self._session.epoch:  # this worker has just joined; the others are further
+        if self._started_epochs <= self._session.epoch:  # this worker has just joined; the others are further
             self._epochs = self._epochs if epoch is None else chain([epoch], self._epochs)
             return
         if epoch is None:

@@ -39,7 +39,7 @@ class FabricSteps:
 
         Raises:
             UserError: Where no optimizer has stepped by the end of a batch, or of a part of one. A script that
-                accumulates gradients means one step by several batches, and counts what differs from worker to worker.
+                accumulates gradients takes one step for several batches, by counts that differ from worker to worker.
         """
         for batch in batches:
             yield batch

@@ -143,7 +143,7 @@ class ElastuneStrategy(SingleDeviceStrategy):
         self._epochs: Iterator[int] = iter(())
         self._pass: Iterator[Any] = iter(())
         self._part: tuple[Any] | None = None  # of the batch that Lightning is at, where it is not the first
-        self._begun = self._trains = False
+        self._in_epoch = self._trains = False
 
     @property
     def is_global_zero(self) -> bool:
@@ -167,7 +167,7 @@ class ElastuneStrategy(SingleDeviceStrategy):
             self.session.track("lightning scaler", scaler)
         trainer.callbacks.append(self._ends)
         self._epochs = self.session.epochs(most_epochs(trainer))
-        self._begun = next(self._epochs, None) is not None  # joins the others, who may be further
+        self._in_epoch = next(self._epochs, None) is not None  # joins the others, who may be further
         at_end(self.end)
 
     def process_dataloader(self, dataloader: DataLoader[Any]) -> Any:
@@ -180,8 +180,8 @@ class ElastuneStrategy(SingleDeviceStrategy):
             return
         if self._trains:
             self._ends.report(self._trainer)
-            self._begun = next(self._epochs, None) is not None
-        if not self._begun:
+            self._in_epoch = next(self._epochs, None) is not None
+        if not self._in_epoch:
             end_program()
         self._trains, self._pass = True, self.session.batches(loader)
         yield from self._pass

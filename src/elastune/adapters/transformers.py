@@ -36,10 +36,10 @@ class TrackedState:
             for name, callback in self._callbacks.items()
             if not isinstance(callback, transformers.TrainerControl)
         }
-        return {"told": json.dumps([{name: getattr(self._state, name) for name in REMEMBERED}, callbacks])}
+        return {"positions": json.dumps([{name: getattr(self._state, name) for name in REMEMBERED}, callbacks])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        position, callbacks = json.loads(state["told"])
+        position, callbacks = json.loads(state["positions"])
         for name, value in position.items():
             setattr(self._state, name, value)
         for name, attributes in callbacks.items():
@@ -179,12 +179,14 @@ class Trainer(EvaluatingTrainer):
     def _train_epoch(self, loader: DataLoader[Any], epoch: int) -> None:
         args, session, state, handler = self.args, self.session, self.state, self.callback_handler
         self.model.train()
+        assert session.trained is not None
+        divides = not session.trained.sync.refuses_counts
         for inputs in session.batches(loader):
             if self._begins_step:
                 self.control = handler.on_step_begin(args, state, self.control)
             items = self._get_num_items_in_batch([inputs], session.device)  # of this part
             loss = self.compute_loss(self.model, self._prepare_inputs(inputs), num_items_in_batch=items)
-            session.backward(loss)
+            session.backward(loss, count=items if divides else None)
             if args.max_grad_norm:
                 self._step_values["grad_norm"] = session.clip_grad_norm_(args.max_grad_norm)
             self.optimizer.step()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-# The settings of a run, and what they are unless it is told otherwise: numbers, text, booleans, lists.
+# The settings of a run, with their defaults: numbers, text, booleans, lists.
 config = {"lr": 0.01, "batch_size": 64, "epochs": 5}
 
 # What a search is to make best, of what `train` reports; elastune clocks "seconds" and "cost" itself.

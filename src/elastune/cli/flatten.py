@@ -59,13 +59,13 @@ def resumed_words(earlier: CommandLine, changes: Sequence[str], out: Path) -> li
     """
     name, *rest = earlier.words
     end = rest.index("--")
-    options, own = split(changes)
+    options, program_words = split(changes)
     fresh = _joined(options)
     replaced = {_key(word) for word in fresh}
     if replaced & {"--epochs", "--set=epochs"}:  # an earlier --max-steps would end the run before its epochs
         replaced |= {"--epochs", "--max-steps"}
     kept = [word for word in rest[:end] if _key(word) not in replaced]
-    behind = rest[end:] if own is None else [*rest[end : end + 2], *own]
+    behind = rest[end:] if program_words is None else [*rest[end : end + 2], *program_words]
     return [name, *kept, *fresh, f"--out={out}", "--resume", *behind]
 
 

@@ -113,7 +113,7 @@ class ClusterOptions:
 
         kind = parse_cluster(self.cluster)
         gather_s = parse.duration(self.gather, "--gather")
-        access = Access(self.token_file, self.interface, gather_s, tell=print_error, tls=self.tls)
+        access = Access(self.token_file, self.interface, gather_s, notify=print_error, tls=self.tls)
         kind.check(access)
         return ClusterRequest(kind, access)
 
@@ -347,12 +347,12 @@ class FolderOptions:
 
         ``arguments``: its own; without any, a command that goes on in ``out`` has those that it was begun with.
         """
-        own = tuple(arguments or ())
-        if self.resume and not own:
-            from elastune.runtime.job.resumption import begun_arguments
+        words = tuple(arguments or ())
+        if self.resume and not words:
+            from elastune.runtime.job.resumption import arguments_at_start
 
-            own = begun_arguments(out)
-        return Program(file, data=None if self.data is None else self.data.resolve(), arguments=own)
+            words = arguments_at_start(out)
+        return Program(file, data=None if self.data is None else self.data.resolve(), arguments=words)
 
     def choose(self, file: Path, command: str) -> Path:
         """Make the data folder known to the program, and return the folder for the results of ``command``."""
@@ -538,7 +538,7 @@ class HostPrices:
             return None
         from elastune.runtime.spot import read_host_prices
 
-        return read_host_prices(self.prices, self.kind, told=not local)
+        return read_host_prices(self.prices, self.kind, any_kind=not local)
 
     def of_study(self, request: Request, *, local: bool) -> Request:
         """Return ``request`` with these prices, if there are any. Raises ``UserError``."""
@@ -554,7 +554,7 @@ class RunPrices(HostPrices):
 
     price: Annotated[
         float | None,
-        typer.Option(help="Price of a worker-hour in dollars. The run tells its cost at the end. [default: not told]"),
+        typer.Option(help="Price of a worker-hour in dollars. The run prints its cost at the end. [default: no price]"),
     ] = None
 
     def read(self, *, local: bool = True) -> Prices | None:
@@ -562,4 +562,4 @@ class RunPrices(HostPrices):
             return super().read(local=local)
         from elastune.runtime.spot import prices_of
 
-        return prices_of(self.price, self.prices, self.kind, told=not local)
+        return prices_of(self.price, self.prices, self.kind, any_kind=not local)

@@ -12,9 +12,9 @@ from elastune.tuning.study.request import StudyRequest
 
 NAMED = "NAME[:OPTION=VALUE,...]"
 HELP = {
-    option_field.name: option_field.metadata["told"]
+    option_field.name: option_field.metadata["help"]
     for option_field in fields(StudyRequest)
-    if "told" in option_field.metadata
+    if "help" in option_field.metadata
 }
 """The help text of each field of a study's request."""
 File = Annotated[Path, typer.Argument(help="The program: a Python file that defines train(session).")]

@@ -80,7 +80,7 @@ def print_error(text: str) -> None:
     sys.stderr.write(f"elastune: {printable(' '.join(text.split()))}\n")
 
 
-def say(*lines: str) -> None:
+def print_lines(*lines: str) -> None:
     """Print lines for people on stdout. Control characters in them, which a terminal would obey, become visible."""
     for line in lines:
         print(printable(line))

@@ -59,7 +59,6 @@ from elastune.core.journal.trials import fold
 from elastune.core.slots import slot_cost_text
 from elastune.elastic.wire.server import refusal_line
 from elastune.report.lines import (
-    begun_line,
     cut_line,
     decided_line,
     failed_line,
@@ -67,6 +66,7 @@ from elastune.report.lines import (
     measured_text,
     since_line,
     stages_line,
+    start_line,
     unmeasured_line,
     unreached_line,
     what_text,
@@ -82,7 +82,7 @@ ASKED = ("requested", "notice")  # endings of a run that a person or a notice ha
 class Tracker(Protocol):
     """The progress of one kind of work, as lines and as a part; ``elapsed_s`` is the time since this command began."""
 
-    def hear(self, record: Record) -> tuple[str, bool]:
+    def observe(self, record: Record) -> tuple[str, bool]:
         """Return a line about ``record`` ("" for none), and whether it must be shown."""
         ...
 
@@ -107,13 +107,13 @@ class RunTracker:
         self._over = False
         self._parts: dict[str, float] = {}  # done, by what bounds the run
 
-    def hear(self, record: Record) -> tuple[str, bool]:
+    def observe(self, record: Record) -> tuple[str, bool]:
         match record:
             case RunStarted(resumed_step=step) if step is not None:
                 instead = f", since a newer checkpoint is damaged: {plain('; '.join(record.damaged), 400)}"
                 return f"resumed after step {step}{instead if record.damaged else ''}", True
             case StartedFrom():
-                return begun_line(record), True
+                return start_line(record), True
             case ChangesAccepted():
                 return f"goes on with accepted changes: {what_text(record)}", True
             case Adopted():
@@ -198,8 +198,8 @@ class StudyTracker:
         self._over = False
         self._halves = False
 
-    def hear(self, record: Record) -> tuple[str, bool]:
-        self._table.hear(Entry(time.time(), record))
+    def observe(self, record: Record) -> tuple[str, bool]:
+        self._table.observe(Entry(time.time(), record))
         match record:
             case StudyStarted():
                 from elastune.tuning.search.early_stopping import halves
@@ -215,10 +215,10 @@ class StudyTracker:
                 changed, self._phase = self._phase != record.phase, record.phase
                 return (f"phase: {record.phase}", True) if changed else ("", False)
             case TrialAdopted():
-                on = count(len(record.found.workers), "worker")
+                on = count(len(record.adopted.workers), "worker")
                 return f"trial {record.trial} goes on: took over {on}, which had lost their controller", True
             case TrialPaused():
-                why = plain(record.reason) or "no reason told"
+                why = plain(record.reason) or "no reason given"
                 return f"trial {record.trial} paused after epoch {record.epoch}: {why}", False
             case TrialReallocated():
                 why = f" ({plain(record.reason)})" if record.reason else ""
@@ -272,7 +272,7 @@ def warm_line(record: WarmStarted) -> str:
     """A line about the trials taken from an earlier study, and the reasons why others were not."""
     why = "; ".join(f"{n}: {plain(reason)}" for reason, n in record.left_out.items())
     taken = f"{record.taken} of {count(record.of, 'trial')} taken" + (f" ({why})" if why else "")
-    use = f"{len(record.told)} count as results, {len(record.proposed)} are tried first"
+    use = f"{len(record.results)} count as results, {len(record.proposed)} are tried first"
     other = f" ({plain('; '.join(record.differs), 300)})" if record.differs else ""
     return f"warm start from {plain(record.source)}: {taken}; context {record.similarity:.2g} alike{other}: {use}"
 
@@ -309,7 +309,7 @@ class Progress:
 
     def observe(self, record: Record) -> None:
         """Show ``record``: on a terminal at once, elsewhere at most every ``PLAIN_EVERY_S`` unless it must be shown."""
-        line, must = self._tracker.hear(record)
+        line, must = self._tracker.observe(record)
         if not line:
             return
         line = printable(line)

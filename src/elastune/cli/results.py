@@ -100,7 +100,7 @@ def result_of(out: Path, pick_options: PickOptions | None = None, *, across_chan
     if study is not None and not study.is_frontier:
         return _study(study, entries, out, pick_options)
     if (made := last_plan(entries)) is not None and study is None:
-        return Result({"kind": "plan", **made.found, "out": str(out)}, lines=tuple(plan_lines(made)))
+        return Result({"kind": "plan", **made.answer, "out": str(out)}, lines=tuple(plan_lines(made)))
     if pick_options.any:
         raise UserError("--pick, --weights and --subset need a study", out, "give the --out of elastune tune")
     if study is not None:
@@ -114,7 +114,7 @@ def result_of(out: Path, pick_options: PickOptions | None = None, *, across_chan
 def with_money(result: Result, out: Path, prices: Prices) -> Result:
     """Return ``result`` of the run in ``out`` with its cost. Raises ``UserError`` if it is not the result of a run."""
     if result.data.get("kind") != "run":
-        rule = "what hosts cost can be told of a run"
+        rule = "the cost of hosts is computed for one run"
         raise UserError(rule, out, "give a study its --prices when it begins: its costs are those of its trials")
     spent = money(read(out / JOURNAL), prices)
     return replace(result, data={**result.data, "money": spent.data}, lines=(*result.lines, spent.line))
@@ -131,7 +131,7 @@ def _with_time_to(target: Constraint, run: RunOverview, result: Result) -> Resul
         line += f"reached after {duration(reached.seconds)}, {count(reached.epoch, 'epoch')}; {before}"
     else:
         data, short = None, shortfall(target, run.reports, settings)
-        line += f"not reached: short by {short:.4g} at best" if short < math.inf else "not told of by any report"
+        line += f"not reached: short by {short:.4g} at best" if short < math.inf else "not in any report"
     return replace(result, data={**result.data, "time_to_target": data}, lines=(*result.lines, line))
 
 
@@ -371,7 +371,7 @@ def _shown(t: Trial) -> dict[str, Any]:
 
 def _frontier(overview: StudyOverview, out: Path) -> Result:
     ending = _ending(overview, out)
-    frontier = overview.found
+    frontier = overview.frontier
     if frontier is None:
         data = {"kind": "frontier", "unfinished": True, "trials": len(overview.ended), **ending}
         return Result(data, lines=("no frontier yet",), stopped=ending["reason"])

@@ -13,22 +13,25 @@ from elastune.core.slots import cut, dealt
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """One forward and backward pass: the samples ``samples`` (offsets into the global batch) of slot ``slot``.
+    """One forward and backward pass of one worker.
 
-    ``weight`` is the part of the global batch it stands for; weights over all workers add up to 1. A worker without
-    samples runs a copy of what another does with weight 0, so that every worker takes every step. ``ends_slot`` and
-    ``ends_step`` mark the last pass of a slot and of this worker's step. Where all workers make equally many passes
-    ``ending`` tells, by worker, the slot that ends there in this one; -1: none does.
-
-    Where a worker trains several learners (``core.sync_plan``) a slice is of ``learner``, and weights over all of that
-    learner's slices between two of its own steps add up to 1; ``counts`` is the part of the round that these samples
-    are. ``ends_update``: the learner's own optimizer step follows; ``ends_local_step``: it is the last one of this
-    worker's learners.
-
-    ``batch`` is the number of samples of its global batch.
-
-    Where the workers of a replica run slots of their own (``apart``), ``together`` has what all of them run in this
-    pass, by their place along the tensor axis.
+    Attributes:
+        slot: The slot that the pass belongs to; in ``fast`` mode the first slot of the worker's run.
+        samples: The samples of the pass, as offsets into the global batch.
+        batch: The number of samples of its global batch.
+        weight: The part of the global batch that the pass stands for. Weights over all workers add up to 1. A worker
+            without samples runs a copy of another pass with weight 0, so that every worker takes every step.
+        ends_slot: This is the last pass of its slot.
+        ends_step: This is the last pass of the worker's step.
+        ending: By worker, the slot that ends in this pass; -1 for none. Empty unless all workers make equally many
+            passes.
+        learner: The learner that the pass trains (``core.sync_plan``). The weights of a learner add up to 1 over each
+            of its own steps.
+        counts: The part of the round that these samples are.
+        ends_update: The learner's own optimizer step follows.
+        ends_local_step: The optimizer step that follows is the last one of this worker's learners.
+        together: Where workers of a replica run different slots (``apart``): what all of them run in this pass, by
+            their place along the tensor axis.
     """
 
     samples: range
@@ -57,15 +60,20 @@ def shares(
     even: bool = False,
     in_turn: bool = False,
 ) -> list[BatchSlice]:
-    """The passes of worker ``rank`` of ``workers`` over a global batch of ``batch`` samples, in order.
+    """Return the passes of worker ``rank`` over a global batch, in order.
 
-    ``exact``: one pass a slot, or more where a slot exceeds ``micro_batch``. ``fast``: the worker's slots as one pass,
-    or more where they exceed ``micro_batch``. ``slot`` is then the first slot of the worker's run.
-    ``least``: samples that a pass must have, where the batch has as many (``samples_of_slots``) and ``micro_batch``,
-    which is a bound, lets it; so must a copy.
-    ``even``: all workers make as many passes as the one with most; further ones come first, copies without weight.
-    ``in_turn``: in ``exact`` mode slots are dealt out in turn, so that in each pass workers end slots that lie side by
-    side.
+    Args:
+        batch: The samples of the global batch.
+        num_slots: The slots that the batch is cut into.
+        workers: The number of workers.
+        rank: The worker whose passes are wanted.
+        mode: ``exact`` makes one pass for each slot. ``fast`` makes one pass for all slots of the worker.
+        micro_batch: The most samples of a pass; larger passes are split.
+        least: The fewest samples of a pass, as far as the batch has as many (``samples_of_slots``) and ``micro_batch``
+            allows it. It holds for copies, too.
+        even: All workers make as many passes as the worker with the most. The additional passes come first and are
+            copies without weight.
+        in_turn: In ``exact`` mode slots are dealt out in turn, so that in each pass workers end neighbouring slots.
     """
     deal = dealt if in_turn and mode == "exact" else cut
     everyone = _portions(samples_of_slots(batch, num_slots, workers, mode, least), workers, mode)
@@ -73,19 +81,22 @@ def shares(
     if not even:
         return plans[rank]
     most = max(map(len, plans))
-    plans = [[replace(own[0], weight=0.0, ends_slot=True, ends_step=False)] * (most - len(own)) + own for own in plans]
+    plans = [
+        [replace(slices[0], weight=0.0, ends_slot=True, ends_step=False)] * (most - len(slices)) + slices
+        for slices in plans
+    ]
     ending = [
         tuple(each.slot if each.weight and each.ends_slot else -1 for each in passes)
         for passes in zip(*plans, strict=True)
     ]
-    return [replace(own, ending=ends) for own, ends in zip(plans[rank], ending, strict=True)]
+    return [replace(slices, ending=ends) for slices, ends in zip(plans[rank], ending, strict=True)]
 
 
 def apart(passes: Sequence[BatchSlice], workers: int, place: int) -> list[BatchSlice]:
-    """Of a replica's ``passes``, each a whole slot, those that worker ``place`` of its ``workers`` runs.
+    """Return the ``passes`` of a replica that worker ``place`` of its ``workers`` runs.
 
-    They are dealt out in turn, so that what workers run at one time lies side by side. All make equally many passes:
-    who has none left runs a copy of the first, without weight.
+    Each pass must be a whole slot. Passes are dealt out in turn, so that workers run neighbouring slots at one time.
+    All workers make equally many passes: a worker without a pass runs a copy of the first one, without weight.
 
     Raises:
         UserError: Where a slot has several passes.
@@ -93,13 +104,13 @@ def apart(passes: Sequence[BatchSlice], workers: int, place: int) -> list[BatchS
     if not all(each.ends_slot for each in passes):
         rule = "workers that run slots of a replica apart take each slot in one pass"
         raise UserError(rule, "a smaller micro-batch", "leave --micro-batch out, or use more --slots")
-    found = []
+    slices = []
     for start in range(0, len(passes), workers):
         ends = start + workers >= len(passes)
         row = [replace(each, ends_step=False) for each in passes[start : start + workers]]
         row += [replace(passes[0], weight=0.0, ends_step=False)] * (workers - len(row))
-        found.append(replace(row[place], ends_step=ends, together=tuple(row)))
-    return found
+        slices.append(replace(row[place], ends_step=ends, together=tuple(row)))
+    return slices
 
 
 def slices_of_round(
@@ -111,25 +122,25 @@ def slices_of_round(
     micro_batch: int | None,
     least: int = 1,
 ) -> list[BatchSlice]:
-    """The passes of a worker that trains the learners ``carried``, over a round of global ``batches``, in order.
+    """Return the passes of a worker that trains the learners ``carried``, over a round of global ``batches``.
 
-    Of each batch a learner has what worker ``learner`` of ``learners`` would have; one without samples runs a copy of
-    another's with weight 0, and its own optimizer step then finds no gradient. ``samples`` count from the round's
-    first.
+    A learner gets the samples of each batch that worker ``learner`` of ``learners`` would get. A learner without
+    samples runs a copy of another pass with weight 0, and its own optimizer step then finds no gradient. ``samples``
+    count from the first sample of the round.
     """
     total, start = sum(batches), 0
-    found: list[BatchSlice] = []
+    slices: list[BatchSlice] = []
     for batch in batches:
         for learner in carried:
             passes = shares(batch, num_slots, learners, learner, mode, micro_batch, least)
-            own = sum(len(each.samples) for each in passes if each.weight)
-            found += [
+            samples = sum(len(each.samples) for each in passes if each.weight)
+            slices += [
                 replace(
                     each,
                     samples=range(start + each.samples.start, start + each.samples.stop),
-                    weight=len(each.samples) / own if own else 0.0,
+                    weight=len(each.samples) / samples if samples else 0.0,
                     learner=learner,
-                    counts=own / total,
+                    counts=samples / total,
                     ends_step=False,
                     ends_update=each.ends_step,
                     ends_local_step=each.ends_step and learner == carried[-1],
@@ -137,25 +148,27 @@ def slices_of_round(
                 for each in passes
             ]
         start += batch
-    return [*found[:-1], replace(found[-1], ends_step=True)]
+    return [*slices[:-1], replace(slices[-1], ends_step=True)]
 
 
 def places_of_learner(
     batches: Sequence[int], num_slots: int, learners: int, learner: int, mode: Mode, least: int = 1
 ) -> list[range]:
-    """Which samples of a round of global ``batches`` one learner has, counted from the round's first, in order."""
-    own = slices_of_round(batches, num_slots, learners, range(learner, learner + 1), mode, None, least)
-    found: list[range] = []
-    for samples in (each.samples for each in own if each.weight):
-        if found and found[-1].stop == samples.start:
-            found[-1] = range(found[-1].start, samples.stop)
+    """Return the samples of one learner in a round of global ``batches``, in order, counted from the round's first
+    sample.
+    """
+    slices = slices_of_round(batches, num_slots, learners, range(learner, learner + 1), mode, None, least)
+    ranges: list[range] = []
+    for samples in (each.samples for each in slices if each.weight):
+        if ranges and ranges[-1].stop == samples.start:
+            ranges[-1] = range(ranges[-1].start, samples.stop)
         else:
-            found.append(samples)
-    return found
+            ranges.append(samples)
+    return ranges
 
 
 def _passes(batch: int, everyone: list[tuple[int, range]], run: range, micro_batch: int | None) -> list[BatchSlice]:
-    """Those of the worker that has the slots ``run``; ``everyone``: what all workers do."""
+    """The passes of the worker that has the slots ``run``. ``everyone``: the portions of all workers."""
     scale = 1.0
     portions = [(slot, samples) for slot, samples in everyone if slot in run and samples]
     if not portions:
@@ -180,17 +193,19 @@ def _pieces(samples: range, micro_batch: int | None) -> Iterator[range]:
 
 
 def _portions(slots: list[range], workers: int, mode: Mode) -> list[tuple[int, range]]:
-    """What all workers do, in order: a slot (``fast``: a worker's first) and its samples (those of all its slots)."""
+    """The portions of all workers, in order: a slot and its samples; in ``fast`` mode a worker's first slot and all its
+    samples.
+    """
     runs = cut(len(slots), len(slots) if mode == "exact" else workers)
     return [(run.start, range(slots[run.start].start, slots[run.stop - 1].stop)) for run in runs if run]
 
 
 def samples_of_slots(batch: int, num_slots: int, workers: int, mode: Mode, least: int) -> list[range]:
-    """Which samples of a global batch each slot has.
+    """Return the samples of a global batch that each slot has.
 
-    Where a pass (in ``exact`` mode a slot, in ``fast`` mode all that a worker has) would get fewer than ``least`` but
-    not none, the batch goes to as many slots as can have that many, spread over all; in ``exact`` mode whatever the
-    workers. A batch of fewer than ``least`` is one slot's.
+    A pass is a slot in ``exact`` mode, and all slots of a worker in ``fast`` mode. Where a pass would get some samples
+    but fewer than ``least``, the batch is spread over fewer slots. In ``exact`` mode that does not depend on the number
+    of workers. A batch of fewer than ``least`` samples belongs to one slot.
     """
     slots = cut(batch, num_slots)
     if not any(0 < len(samples) < least for _, samples in _portions(slots, workers, mode)):
@@ -201,6 +216,6 @@ def samples_of_slots(batch: int, num_slots: int, workers: int, mode: Mode, least
 
 
 def contributors(batch: int, num_slots: int, workers: int, mode: Mode, least: int = 1) -> int:
-    """How many of ``workers`` have at least one sample of a global batch of ``batch``; see ``shares``."""
+    """Return how many of ``workers`` have a sample of a global batch of ``batch`` samples; see ``shares``."""
     slots = samples_of_slots(batch, num_slots, workers, mode, least)
     return sum(any(slots[slot] for slot in run) for run in cut(num_slots, workers))

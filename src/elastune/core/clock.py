@@ -10,7 +10,7 @@ class Clock(Protocol):
     """A source of time."""
 
     def now(self) -> float:
-        """Seconds on a clock that never goes back; only differences mean anything."""
+        """Seconds on a clock that never goes back; only differences have a meaning."""
         ...
 
     def wall(self) -> float:
@@ -21,8 +21,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clock.
 
-    ``wall`` is looked at once: it then goes on as seconds pass, whoever sets the machine's date meanwhile, since what
-    is paid for and how long something took are told by differences. Time in which the machine sleeps counts, on Linux.
+    ``wall`` reads the machine's date once and then counts seconds, so a change of the date has no effect on costs and
+    times. On Linux the time in which the machine sleeps counts.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ def _passed() -> float:
 
 
 class VirtualClock:
-    """Time that moves only where it is told to, so that a simulated week costs nothing.
+    """Time that moves only by ``advance_to``, so that a simulated week costs nothing.
 
     It begins at ``now_s``; ``wall`` is ``wall_s`` more, in seconds since the epoch.
     """

@@ -1,11 +1,11 @@
-"""How gradients travel between workers: the topology, the routes that it means, and compression.
+"""How gradients travel between workers: the topology, its routes, and compression.
 
-A sum is cut into chunks. A chunk goes *up* from worker to worker, each adding its own part, until the root of its
-route has the total, and *down* from there to all workers. Chunks follow each other, so that the links of different
-workers are busy at the same time. A topology is a list of routes that chunks take in turn: a tree is one route, a
-ring has one route for each worker.
+A sum is cut into chunks. A chunk goes *up* from worker to worker, each adding its own part, until the root of its route
+has the total, and *down* from there to all workers. Chunks follow each other, so that the links of different workers
+are busy at the same time. A topology is a list of routes that chunks take in turn: a tree is one route, a ring has one
+route for each worker.
 
-Workers cannot deadlock: each hop has a time stamp (the start of its chunk, and the number of hops before it), every
+Workers cannot deadlock. Each hop has a time stamp: the start of its chunk, and the number of hops before it. Every
 worker waits for messages in the order of stamps, and the stamp of a hop is above those of all hops that it needs.
 
 The topology never changes a result in ``exact`` mode. Compression is lossy, so it does.
@@ -24,7 +24,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from elastune.core.errors import UserError
 from elastune.core.options import Range, check, parse, split
 
-# The routes by which sums travel between workers: "tree", "ring", "parents=[0,0,1,0]", perhaps ":chunk_kib=256".
+# Topologies as texts: "tree", "ring", "parents=[0,0,1,0]", each perhaps with ":chunk_kib=256".
 
 Shape = Literal["auto", "native", "ring", "tree", "binary_tree", "star", "hierarchical", "parents"]
 DEFAULT_CHUNK_KIB = 512
@@ -36,21 +36,21 @@ _PARENTS = re.compile(r"parents=\[\s*(\d{1,6}(?:\s*,\s*\d{1,6})*)\s*\]")
 
 @dataclass(frozen=True)
 class Topology:
-    """The routes by which sums travel. They are means: in ``exact`` mode no bit of a result depends on them.
+    """The routes by which sums travel: an execution setting, so in ``exact`` mode it never changes a result.
 
     Args:
         shape: One of:
-            ``auto``: what suits the measured links, and ``native`` where nothing else does;
-            ``native``: the backend's own routes in ``fast`` mode, and from every worker to every other (by hosts, where
-            that saves) in ``exact`` mode;
+            ``auto``: the fastest shape by the measured links; ``native`` if no other shape is faster;
+            ``native``: the backend's own routes in ``fast`` mode; in ``exact`` mode from every worker to every other
+                (by hosts, where that is cheaper);
             ``ring``: each chunk goes once around;
             ``star``: to rank 0 and back;
-            ``tree``: a tree of doubling reach, as the canonical tree over slots;
-            ``binary_tree``: two children each;
+            ``tree``: a tree of doubling reach, like the canonical tree over slots;
+            ``binary_tree``: each rank has two children;
             ``hierarchical``: within each host, then between hosts;
-            ``parents``: the tree of ``parents``.
+            ``parents``: the tree that ``parents`` describes.
         parents: The rank to which each rank sends its sums; the root names itself.
-        chunk_kib: Sums travel in chunks of about so many KiB, one behind the other.
+        chunk_kib: The size of a chunk of a sum, in KiB.
 
     Raises:
         UserError: For an unknown shape, parents that are no tree, or an impossible chunk.
@@ -72,13 +72,15 @@ class Topology:
         if isinstance(kib, bool) or not isinstance(kib, int) or not 1 <= kib <= MOST_CHUNK_KIB:
             raise UserError(f"a chunk has from 1 to {MOST_CHUNK_KIB:,} KiB", repr(kib)[:100], "such as chunk_kib=256")
         if (self.shape == "parents") != bool(self.parents):
-            told = "no parents" if self.shape == "parents" else f"{self.shape} with parents"
-            raise UserError("parents belong to the shape of that name", told, _EXAMPLE)
+            value = "no parents" if self.shape == "parents" else f"{self.shape} with parents"
+            raise UserError("parents need the shape parents", value, _EXAMPLE)
         _check_tree(self.parents)
 
     @classmethod
     def of_parents(cls, parents: Sequence[int]) -> Topology:
-        """Return the tree in which rank r sends its sums to ``parents[r]``. Raises ``UserError`` for what is none."""
+        """Return the tree in which rank r sends its sums to ``parents[r]``. Raises ``UserError`` for an impossible
+        tree.
+        """
         is_list = isinstance(parents, Sequence) and not isinstance(parents, str)
         if not is_list:
             raise UserError("parents are a list of ranks", repr(parents)[:100], "such as [0, 0, 1, 0]")
@@ -86,17 +88,17 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> Topology:
-        """Return the topology that ``text`` names, in the words of ``str`` or of a user. Raises ``UserError``."""
+        """Return the topology that ``text`` names; ``str`` of a topology is such a text. Raises ``UserError``."""
         is_text = isinstance(text, str)
         if not is_text:
             raise UserError("a topology is a text", repr(text)[:100], _EXAMPLE)
         shape, _, setting = (part.strip() for part in text.strip().partition(":"))
         kib = DEFAULT_CHUNK_KIB
         if setting or ":" in text:
-            found = re.fullmatch(r"chunk_kib\s*=\s*(\d{1,9})", setting)
-            if found is None:
+            match = re.fullmatch(r"chunk_kib\s*=\s*(\d{1,9})", setting)
+            if match is None:
                 raise UserError("a topology has the setting chunk_kib, a whole number", setting[:100], _EXAMPLE)
-            kib = int(found[1])
+            kib = int(match[1])
         if not shape.startswith("parents"):
             return cls(shape, chunk_kib=kib)  # type: ignore[arg-type]  # checked there
         listed = _PARENTS.fullmatch(shape)
@@ -106,8 +108,8 @@ class Topology:
         return cls("parents", tuple(int(rank) for rank in listed[1].split(",")), kib)
 
     def __str__(self) -> str:
-        told = f"parents=[{','.join(map(str, self.parents))}]" if self.parents else self.shape
-        return told if self.chunk_kib == DEFAULT_CHUNK_KIB else f"{told}:chunk_kib={self.chunk_kib}"
+        shape = f"parents=[{','.join(map(str, self.parents))}]" if self.parents else self.shape
+        return shape if self.chunk_kib == DEFAULT_CHUNK_KIB else f"{shape}:chunk_kib={self.chunk_kib}"
 
     @property
     def routed(self) -> bool:
@@ -115,85 +117,83 @@ class Topology:
         return self.shape not in ("auto", "native")
 
     def fits(self, workers: int) -> bool:
-        """Return whether so many workers can have it."""
+        """Return whether the topology has a place for exactly ``workers`` workers."""
         return not self.parents or len(self.parents) == workers
 
     def check(self, workers: int, mechanism: str) -> None:
-        """Raise ``UserError`` where so many workers, or their mechanism, cannot have it."""
+        """Raise ``UserError`` where the topology does not fit the number of workers or their mechanism."""
         if not self.fits(workers):
-            told = f"{len(self.parents)} parents, {workers} workers"
-            raise UserError("there must be a parent for every rank", told, "name as many, or use a shape by its name")
+            value = f"{len(self.parents)} parents, {workers} workers"
+            raise UserError("there must be a parent for every rank", value, "name as many, or use a shape by its name")
         if self.routed and mechanism != "replicated":
             fix = "leave the topology out, or use --mechanism replicated"
-            raise UserError("a topology is that of sums of whole replicas", f"{self} with {mechanism}", fix)
+            raise UserError("a topology needs workers that hold whole replicas", f"{self} with {mechanism}", fix)
 
 
 def _check_tree(parents: Sequence[int]) -> None:
-    """Whether ``parents``, if there are any, are one tree: every rank's way up ends at one root."""
+    """Raise ``UserError`` unless ``parents`` are empty or describe one tree: every path ends at the same root."""
     count = len(parents)
     if count > MOST_PARENTS:
         raise UserError(f"a tree has at most {MOST_PARENTS:,} ranks", count, "use a shape by its name")
     for rank, parent in enumerate(parents):
         if isinstance(parent, bool) or not isinstance(parent, int) or not 0 <= parent < count:
-            told = f"parent {str(parent)[:20]} of rank {rank}"
-            raise UserError(f"parents of {count} ranks are from 0 to {count - 1}", told, "name a rank that there is")
+            value = f"parent {str(parent)[:20]} of rank {rank}"
+            raise UserError(f"parents of {count} ranks are from 0 to {count - 1}", value, "name a rank that there is")
     roots = [rank for rank, parent in enumerate(parents) if parent == rank]
     if count and len(roots) != 1:
-        told = f"ranks {', '.join(map(str, roots[:8]))}" if roots else "none"
-        raise UserError("a tree has one root, the rank that is its own parent", told, "let one rank name itself")
+        value = f"ranks {', '.join(map(str, roots[:8]))}" if roots else "none"
+        raise UserError("a tree has one root, the rank that is its own parent", value, "let one rank name itself")
     reaches = set(roots)
     for rank in range(count):
-        way: list[int] = []
+        path: list[int] = []
         while rank not in reaches:
-            if rank in way:
-                circle = [*way[way.index(rank) :], rank]
-                told = " to ".join(map(str, circle[:9]))
-                raise UserError("a tree has no circle", f"rank {told}", "let every rank's way up end at the root")
-            way.append(rank)
+            if rank in path:
+                circle = [*path[path.index(rank) :], rank]
+                value = " to ".join(map(str, circle[:9]))
+                raise UserError("a tree has no circle", f"rank {value}", "give every rank a path that ends at the root")
+            path.append(rank)
             rank = parents[rank]
-        reaches.update(way)
+        reaches.update(path)
 
 
-# Routes: on whose way each chunk of a sum comes together and goes out again, and what one worker does for it. Pure.
-#
-# A chunk goes *up* from worker to worker, each adding what it has, until the root of its route has all, and *down* from
-# there to everybody. Chunks follow each other, so that links of different workers are busy at the same time. A topology
-# is a list of routes that chunks take in turn: a tree is one route, a ring has one for each worker.
-#
-# Nobody waits for anybody in a circle: each hop has a time stamp (its chunk's start, and how many hops come before it),
-# every worker waits for what arrives in the order of stamps, and a hop's stamp is above those of all that it needs.
+# The routes of a topology, and the steps of one worker for each chunk.
 
 MOST_CHUNKS = 1_024
 
 
 @dataclass(frozen=True)
 class Route:
-    """By rank: ``up``, to whom it gives its sums, and ``down``, from whom it has the total. The root names itself."""
+    """One tree up and one tree down, by rank.
+
+    Attributes:
+        up: The rank to which each rank sends its sums.
+        down: The rank from which each rank receives the total. The root names itself in both.
+    """
 
     up: tuple[int, ...]
     down: tuple[int, ...]
 
     @property
     def root(self) -> int:
-        """Who has the total first."""
+        """The rank that has the total first."""
         return next(rank for rank, parent in enumerate(self.up) if parent == rank)
 
     def children(self, rank: int) -> tuple[int, ...]:
-        """Who gives ``rank`` its sums."""
+        """The ranks that send their sums to ``rank``."""
         return tuple(other for other, parent in enumerate(self.up) if parent == rank != other)
 
     def below(self, rank: int) -> frozenset[int]:
-        """Whose numbers are in what ``rank`` gives, itself included."""
-        found, more = {rank}, [rank]
+        """The ranks whose numbers are part of what ``rank`` sends up, itself included."""
+        ranks, more = {rank}, [rank]
         while more:
             more = [child for at in more for child in self.children(at)]
-            found.update(more)
-        return frozenset(found)
+            ranks.update(more)
+        return frozenset(ranks)
 
 
 @dataclass(frozen=True)
 class Hop:
-    """One chunk's way from one worker to another: ``up``, a part of its sum, or the total."""
+    """One chunk on one link. ``up``: it carries a part of the sum; else it carries the total."""
 
     chunk: int
     up: bool
@@ -203,22 +203,22 @@ class Hop:
 
 @dataclass(frozen=True)
 class RelayStep:
-    """What one worker waits for, and what it sends then. ``arrives``: None for what it can send at once."""
+    """What one worker waits for, and what it sends then. ``arrives`` is None for hops that it can send at once."""
 
     arrives: Hop | None
     leaves: tuple[Hop, ...]
 
     @property
     def completes(self) -> bool:
-        """Whether all parts of the chunk's sum that come here are here with it: it is time to add them."""
+        """Whether all parts of the chunk's sum have arrived with this message, so that they can be added."""
         return bool(self.leaves) and (self.arrives is None or self.arrives.up)
 
 
 def routes_of(topology: Topology, workers: int, hosts: Sequence[str] = ()) -> tuple[Route, ...]:
-    """The routes of ``topology`` among ``workers``; none where sums go in the backend's own way.
+    """Return the routes of ``topology`` among ``workers``; none where the backend's own routes are used.
 
-    ``hosts``: where each worker runs, by rank; empty where that is one machine or nobody knows. Parents that are too
-    many or too few have no routes either.
+    ``hosts``: the host of each worker, by rank; empty for one machine, or where hosts are not known. Parents that do
+    not fit the number of workers have no routes.
     """
     if workers < 2 or not topology.routed or not topology.fits(workers):
         return ()
@@ -244,7 +244,9 @@ def _ring(root: int, workers: int) -> Route:
 
 
 def _binary(workers: int) -> tuple[int, ...]:
-    """Two children each, whose ranks are consecutive: neighbours' slots are, too, and their sums merge early."""
+    """Each rank has two children with consecutive ranks. Neighbouring ranks have neighbouring slots, so their sums
+    merge early.
+    """
     parents = [0] * workers
 
     def place(ranks: range) -> None:
@@ -260,26 +262,28 @@ def _binary(workers: int) -> tuple[int, ...]:
 
 
 def _by_hosts(hosts: Sequence[str]) -> tuple[Route, ...]:
-    """Within each host to one of its workers, and from there to one of all; these take turns from chunk to chunk."""
+    """Sums go to one worker of each host, and from there to one worker of all. Chunks take turns in which worker that
+    is.
+    """
     ranks: dict[str, list[int]] = {}
-    for host, found in groupby(range(len(hosts)), key=lambda rank: hosts[rank]):
-        ranks.setdefault(host, []).extend(found)
+    for host, of_host in groupby(range(len(hosts)), key=lambda rank: hosts[rank]):
+        ranks.setdefault(host, []).extend(of_host)
     each = list(ranks.values())
     routes = []
     for turn in range(max(map(len, each)) * len(each)):
         at, top = divmod(turn, len(each))
-        gathers = [own[at % len(own)] for own in each]
+        gathers = [members[at % len(members)] for members in each]
         root = gathers[top]
         parents = [0] * len(hosts)
-        for own, first in zip(each, gathers, strict=True):
-            for rank in own:
+        for members, first in zip(each, gathers, strict=True):
+            for rank in members:
                 parents[rank] = root if rank == first else first
         routes.append(Route(tuple(parents), tuple(parents)))
     return tuple(routes)
 
 
 def chunks_of(numel: int, item_bytes: int, routes: int, chunk_kib: int) -> int:
-    """Into how many chunks a vector of ``numel`` numbers is cut: a whole number of turns through all routes."""
+    """Return the number of chunks of a vector of ``numel`` numbers: a whole number of turns through all routes."""
     wanted = -(-numel * item_bytes // (chunk_kib << 10))
     turns = max(1, -(-wanted // routes))
     return max(1, min(turns * routes, MOST_CHUNKS, numel))
@@ -287,22 +291,22 @@ def chunks_of(numel: int, item_bytes: int, routes: int, chunk_kib: int) -> int:
 
 @lru_cache(maxsize=256)
 def relay_steps(routes: tuple[Route, ...], chunks: int, rank: int) -> tuple[RelayStep, ...]:
-    """All that ``rank`` does for ``chunks`` chunks, in order; chunk c takes route c modulo their number."""
-    ways = [_Way(route, rank) for route in routes[: min(chunks, len(routes))]]
-    at_once: list[RelayStep] = []  # whatever its stamp: what needs nothing is under way before anything is waited for
+    """Return the steps of ``rank`` for ``chunks`` chunks, in order. Chunk c takes route c modulo their number."""
+    views = [_RouteView(route, rank) for route in routes[: min(chunks, len(routes))]]
+    at_once: list[RelayStep] = []  # hops that need nothing are sent before the first wait
     later: list[tuple[int, int, bool, int, RelayStep]] = []
     for chunk in range(chunks):
-        start, way = chunk // len(routes), ways[chunk % len(routes)]
-        for stamp, stop in way.stops(chunk):
+        start, view = chunk // len(routes), views[chunk % len(routes)]
+        for stamp, stop in view.stops(chunk):
             if stop.arrives is None:
                 at_once.append(stop)
             else:
                 later.append((start + stamp, chunk, not stop.arrives.up, stop.arrives.source, stop))
-    return (*at_once, *(stop for *_, stop in sorted(later, key=lambda found: found[:-1])))
+    return (*at_once, *(stop for *_, stop in sorted(later, key=lambda row: row[:-1])))
 
 
-class _Way:
-    """One route as one of its workers sees it: who is before and behind it, and how many hops away."""
+class _RouteView:
+    """One route as one of its workers sees it: the ranks before and behind it, and their distance in hops."""
 
     def __init__(self, route: Route, rank: int) -> None:
         self._route, self._rank = route, rank
@@ -312,27 +316,27 @@ class _Way:
         depth, at = 0, rank
         while route.down[at] != at:
             depth, at = depth + 1, route.down[at]
-        self._told_at = heights[route.root] + depth
+        self._result_at = heights[route.root] + depth
 
     def stops(self, chunk: int) -> list[tuple[int, RelayStep]]:
-        """What there is to do, by the stamp of what arrives."""
+        """The steps for one chunk, each with the stamp of the message that arrives."""
         rank, route = self._rank, self._route
         is_root = route.root == rank
         down = tuple(Hop(chunk, False, rank, taker) for taker in self._takers)
         up = down if is_root else (Hop(chunk, True, rank, route.up[rank]),)
         if not self._givers:
-            found = [(0, RelayStep(None, up))]
+            steps = [(0, RelayStep(None, up))]
         else:
             *others, (last, giver) = self._givers
-            found = [(stamp, RelayStep(Hop(chunk, True, other, rank), ())) for stamp, other in others]
-            found.append((last, RelayStep(Hop(chunk, True, giver, rank), up)))
+            steps = [(stamp, RelayStep(Hop(chunk, True, other, rank), ())) for stamp, other in others]
+            steps.append((last, RelayStep(Hop(chunk, True, giver, rank), up)))
         if not is_root:
-            found.append((self._told_at, RelayStep(Hop(chunk, False, route.down[rank], rank), down)))
-        return found
+            steps.append((self._result_at, RelayStep(Hop(chunk, False, route.down[rank], rank), down)))
+        return steps
 
 
 def _heights(up: Sequence[int]) -> list[int]:
-    """How many hops come before what each rank gives, on the longest way to it."""
+    """How many hops come before what each rank sends, on the longest path to it."""
     heights = [0] * len(up)
     waiting = [0] * len(up)
     for rank, parent in enumerate(up):
@@ -356,10 +360,10 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Compression:
-    """A way to send fewer bytes of each gradient. It is lossy, so it shows in the result.
+    """Sends fewer bytes of each gradient. It is lossy, so it changes the result.
 
     Attributes:
-        name: How it is written.
+        name: Its name in a text such as "powersgd:rank=4".
         keeps_residual: Each worker keeps what it has not sent and adds it to its next gradient (error feedback).
     """
 
@@ -370,8 +374,8 @@ class Compression:
         check(self.name, self)
 
     def __str__(self) -> str:
-        told = ",".join(f"{option.name}={getattr(self, option.name):g}" for option in fields(self))
-        return f"{self.name}:{told}" if told else self.name
+        settings = ",".join(f"{option.name}={getattr(self, option.name):g}" for option in fields(self))
+        return f"{self.name}:{settings}" if settings else self.name
 
     @staticmethod
     def parse(text: str) -> Compression | None:

@@ -1,7 +1,7 @@
-"""What a run costs: workers x time x price, and the names of what is measured of every run.
+"""What a run costs: workers x time x price, and the names of the metrics that elastune measures of every run.
 
-Prices go by the kind of host, and may change over time. What is paid for is paid whether it trains or not: starting,
-standing still, doing a lost step again and waiting for work are all in it.
+Prices depend on the kind of host and may change over time. A worker costs money whether it trains or not: while it
+starts, stands still, repeats a lost step or waits for work.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ SPOT, ON_DEMAND = "spot", "on-demand"
 KINDS = (SPOT, ON_DEMAND)
 """Kinds of hosts: those that may be taken away at any time, and those that stay."""
 UNKNOWN = ""
-"""The kind of hosts that do not tell theirs: this machine, and those of a launcher of workers."""
+"""The kind of hosts that report none: this machine, and hosts of a launcher of workers."""
 ANY = "any"
-"""In a table of prices: every kind that it does not name."""
+"""In a table of prices: every kind that the table does not name."""
 ONE_PRICE = "a worker-hour costs what one price or a file of prices says"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Workers held for a time, and what one of them costs an hour (price 1.0: the unit is the worker-hour)."""
+    """Workers held for a time, and the price of a worker-hour. At a price of 1.0 the unit is the worker-hour."""
 
     worker_seconds: float
     price_per_worker_hour: float = 1.0
 
     @property
     def total(self) -> float:
-        """In units of the price."""
+        """The cost in units of the price."""
         return self.worker_seconds / 3600 * self.price_per_worker_hour
 
 
 def check_price(price: float) -> float:
-    """A price of a worker-hour that costs can be made of. Raises ``UserError``."""
+    """Return ``price`` if it can be the price of a worker-hour. Raises ``UserError``."""
     if isinstance(price, bool) or not isinstance(price, (int, float)) or not (math.isfinite(price) and price > 0):
         raise UserError("a price of a worker-hour must be above 0", price, "use 1 for costs in worker-hours")
     return float(price)
@@ -50,8 +50,10 @@ def check_price(price: float) -> float:
 class Prices:
     """Prices of a worker-hour by kind of host.
 
-    ``steps``: of each kind, ascending pairs of a time in seconds and the price from then on. Before the first time the
-    first price holds. ``absolute``: times are seconds since the epoch, not since the beginning of what is paid for.
+    Attributes:
+        steps: For each kind, ascending pairs of a time in seconds and the price from then on. Before the first time the
+            first price holds.
+        absolute: Times are seconds since the epoch, not since the beginning of the paid work.
     """
 
     steps: Mapping[str, tuple[tuple[float, float], ...]]
@@ -59,16 +61,16 @@ class Prices:
 
     @classmethod
     def constant(cls, price_per_worker_hour: float) -> Prices:
-        """One price for all kinds, always."""
+        """Return one price for all kinds at all times."""
         return cls({ANY: ((0.0, price_per_worker_hour),)})
 
     def at(self, kind: str, now_s: float) -> float:
-        """The price of a worker-hour at that time. Raises ``UserError`` for a kind without one."""
+        """Return the price of a worker-hour on ``kind`` at a time. Raises ``UserError`` for a kind without a price."""
         steps = self._of(kind)
         return steps[max(0, bisect_right(steps, now_s, key=lambda step: step[0]) - 1)][1]
 
     def cost(self, paid: Paid) -> float:
-        """What ``paid`` comes to. Raises ``UserError`` for a kind without a price."""
+        """Return the cost of ``paid``. Raises ``UserError`` for a kind without a price."""
         steps = self._of(paid.kind)
         first, last = (bisect_right(steps, at, key=lambda step: step[0]) for at in (paid.begin_s, paid.end_s))
         times = [paid.begin_s, *(at for at, _ in steps[first:last]), paid.end_s]
@@ -76,28 +78,32 @@ class Prices:
         return sum(Cost(paid.workers * (end - begin), self.at(paid.kind, begin)).total for begin, end in spans)
 
     def assuming(self, kind: str) -> Prices:
-        """The same, where hosts that do not tell their kind are of this ``kind``. Raises ``UserError`` for one without
-        a price."""
+        """Return these prices for hosts that do not report their kind: they count as ``kind``. Raises ``UserError`` for
+        a kind without a price.
+        """
         return replace(self, steps={**self.steps, UNKNOWN: self._of(kind)})
 
     @property
     def digest(self) -> str:
-        """Equal of equal prices, and of no others."""
-        told = [self.absolute, *sorted([kind, list(steps)] for kind, steps in self.steps.items())]
-        return hashlib.sha256(repr(told).encode()).hexdigest()
+        """Return a digest that is equal for equal prices only."""
+        content = [self.absolute, *sorted([kind, list(steps)] for kind, steps in self.steps.items())]
+        return hashlib.sha256(repr(content).encode()).hexdigest()
 
     @property
     def changes(self) -> list[float]:
-        """All times at which some price begins to hold, ascending."""
+        """All times at which a price changes, ascending."""
         return sorted({at for steps in self.steps.values() for at, _ in steps})
 
     def since(self, begin_s: float | None) -> Prices:
-        """The same, with times since ``begin_s``, seconds since the epoch; None: since the first time that is told.
-        Times that are no dates stay."""
+        """Return these prices with times since ``begin_s``, in seconds since the epoch; None: since the first time of
+        the prices.
+
+        Times that are no dates stay as they are.
+        """
         if not self.absolute:
             return self
         origin_s = self.changes[0] if begin_s is None else begin_s
-        moved = {kind: tuple((at - origin_s, price) for at, price in told) for kind, told in self.steps.items()}
+        moved = {kind: tuple((at - origin_s, price) for at, price in steps) for kind, steps in self.steps.items()}
         return Prices(moved)
 
     def _of(self, kind: str) -> tuple[tuple[float, float], ...]:

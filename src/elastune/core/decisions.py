@@ -1,8 +1,8 @@
-"""Signals, snapshots and decisions: what a policy sees, what it may change, and how workers agree on a decision.
+"""Signals, snapshots and decisions: what a policy reads, what it may change, and how workers agree on a decision.
 
-Workers agree in the reduction of a training step. Every worker adds its vote, small whole numbers that add up
-exactly, and all workers read the same sums. The sums show whether all votes were equal. If they were, a worker
-without a vote (it had no samples in the step) knows the decision, too.
+Workers agree in the reduction of a training step. Every worker adds its vote, small whole numbers that add up exactly,
+and all workers read the same sums. The sums show whether all votes were equal. If they were, a worker without a vote
+(it had no samples in the step) knows the decision, too.
 """
 
 from __future__ import annotations
@@ -17,12 +17,19 @@ from elastune.core.communication import Topology
 from elastune.core.errors import UserError
 from elastune.core.mesh import AXES, Mesh
 
-# What training says of itself while it runs (signals), and what a policy may make of it (decisions).
-
 
 @dataclass(frozen=True)
 class Signal:
-    """A measured value and its standard error; None where no error is known."""
+    """A value that a monitor measured, with its standard error.
+
+    Attributes:
+        value: The newest value.
+        error: Its standard error; None where the monitor knows none.
+
+    Example:
+        >>> Signal(512.0, error=30.0)
+        Signal(value=512.0, error=30.0)
+    """
 
     value: float
     error: float | None = None
@@ -30,20 +37,26 @@ class Signal:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where a run stands after ``step`` completed steps; equal on every worker.
+    """The state of a run after ``step`` completed steps, as a policy reads it; equal on every worker.
 
     Attributes:
         step, epoch, samples: Completed steps, completed epochs, used samples.
         seconds: Training time so far, in seconds, by rank 0's clock.
-        workers: Number of workers.
-        batch_size: Samples of the global batch.
+        workers: The number of workers.
+        batch_size: The samples of the global batch.
         lr: The learning rate of the first parameter group.
         micro_batch: The most samples of one forward pass; None: no bound.
-        loss: The newest step's mean loss, whatever it is.
-        signals: The monitors' newest values, by name.
-        lr_at_start, batch_at_start: The program's own.
+        loss: The mean loss of the newest step; it may be infinite or NaN.
+        signals: The newest values of the monitors, by name.
+        lr_at_start, batch_at_start: The learning rate and the batch size that the program chose.
         sync: The sync strategy.
-        left_out: How many learners the newest round ended without.
+        left_out: The number of learners without which the newest round ended.
+
+    Example:
+        >>> def after_step(self, run):  # of a policy
+        ...     now = run.snapshot
+        ...     if now.signals["noise_scale"].value > 4 * now.batch_size:
+        ...         run.set_batch_size(2 * now.batch_size)
     """
 
     step: int
@@ -62,29 +75,29 @@ class Snapshot:
     left_out: int = 0
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Snapshot:
-        """Return the snapshot that ``dataclasses.asdict`` gave, after it has travelled as JSON."""
-        signals = {name: Signal(**signal) for name, signal in told["signals"].items()}
-        return cls(**{**told, "signals": signals})
+    def from_json(cls, data: Mapping[str, Any]) -> Snapshot:
+        """Return the snapshot whose ``dataclasses.asdict`` came back from JSON as ``data``."""
+        signals = {name: Signal(**signal) for name, signal in data["signals"].items()}
+        return cls(**{**data, "signals": signals})
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to change at the next step boundary; None and False leave things as they are.
+    """The changes at the next step boundary. None and False leave a setting as it is.
 
     Attributes:
         workers: Ask for so many workers; they join when warm.
         mesh: Ask for this mesh ("data=2,shard=2"), and for as many workers as it has.
-        replace_rank: Ask for another worker in place of that of this rank.
+        replace_rank: Ask for another worker in place of this rank's.
         batch_size, micro_batch: The global batch size; the most samples of one forward pass.
         lr: The learning rate of every parameter group.
-        lr_factor: Multiplies the learning rate (after ``lr``), over ``ramp_steps`` steps in equal parts where that is
-            positive.
+        lr_factor: Multiplies the learning rate (after ``lr``). Where ``ramp_steps`` is positive, it does so in equal
+            parts over that many steps.
         correct_momentum: Divide SGD's momentum buffers by ``lr_factor``, so that the velocity of the parameters does
             not jump with the learning rate.
         sync: The sync strategy from then on ("local:learners=8,every=16").
         remember: Keep a copy of model and optimizer in memory.
-        restore: Go back to that copy; the place in the data stays.
+        restore: Go back to that copy; the position in the data stays.
         stop: Write a checkpoint and end.
         topology: The routes of the workers' sums ("tree").
     """
@@ -106,11 +119,11 @@ class Decision:
 
     @property
     def empty(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether the decision changes nothing."""
         return self == Decision()
 
     def contradicts(self, later: Decision) -> bool:
-        """Return whether both set one thing: ``later`` was decided without knowing of this decision."""
+        """Return whether both decisions set one thing. ``later`` was made without knowledge of this one."""
         alone = ("workers", "mesh", "replace_rank", "batch_size", "micro_batch", "lr", "sync", "topology")
         return any(getattr(self, name) is not None and getattr(later, name) is not None for name in alone)
 
@@ -119,10 +132,7 @@ class Decision:
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
 
 
-# Do all workers decide alike? Decisions as small whole numbers that add up exactly in a step's reduction.
-#
-# Every worker adds its vote; all read the same sums. Equal votes are then known to be equal, and what they say is known
-# even to a worker that had no vote (it had no samples of the step).
+# Votes: decisions as small whole numbers that add up exactly in a step's reduction.
 
 MOST_VOTERS = 256  # sums of this many digits, and of this many squared marks, are exact in single precision
 _DIGIT = 1 << 16
@@ -137,14 +147,14 @@ assert {*_FLAGS, *_COUNTS, *_REALS, *_MESHES, *_TEXTS} == {f.name for f in field
 
 
 def vote(decision: Decision) -> list[float]:
-    """One worker's part of the sums, of ``VOTE_LENGTH`` numbers."""
+    """Return one worker's part of the sums: ``VOTE_LENGTH`` numbers."""
     digits = _digits(decision)
     marks = _checksums(digits)
     return [float(x) for x in (*digits, *marks, *(mark * mark for mark in marks))]
 
 
 def topology_for_vote(topology: Topology) -> str:
-    """``topology`` as a decision has it. Raises ``UserError`` where a vote has no room for it."""
+    """Return ``topology`` as a decision holds it. Raises ``UserError`` where it is too long for a vote."""
     if len(str(topology).encode()) > _TEXTS["topology"]:
         rule = f"a list of parents that workers vote on has at most {_TEXTS['topology']} characters"
         raise UserError(rule, f"{len(topology.parents)} parents", "use a shape by its name, or --topology")
@@ -152,7 +162,7 @@ def topology_for_vote(topology: Topology) -> str:
 
 
 def outcome(sums: Sequence[float], voters: int) -> Decision | None:
-    """What all ``voters`` decided, from the sums of their votes; None where they did not decide alike."""
+    """Return the common decision of all ``voters``, from the sums of their votes; None where votes differ."""
     ends = _LENGTH, _LENGTH + len(_CHECKSUM_MODULI)
     digits, marks, squares = sums[: ends[0]], sums[ends[0] : ends[1]], sums[ends[1] :]
     # By Cauchy and Schwarz: n times the sum of squares is the square of the sum only where all are equal.
@@ -189,24 +199,26 @@ def _digits(decision: Decision) -> list[int]:
 def _decision(digits: list[int]) -> Decision:
     read: Iterator[int] = iter(digits)
     flags = next(read)
-    found: dict[str, bool | int | float | str | None] = {name: bool(flags & 1 << i) for i, name in enumerate(_FLAGS)}
+    values: dict[str, bool | int | float | str | None] = {name: bool(flags & 1 << i) for i, name in enumerate(_FLAGS)}
     for name in _COUNTS:
         number = next(read) * _DIGIT + next(read)
-        found[name] = getattr(_NOTHING, name) if number == 0 else number - 1
+        values[name] = getattr(_NOTHING, name) if number == 0 else number - 1
     for name in _REALS:
         known, *parts = (next(read) for _ in range(5))
-        found[name] = struct.unpack("<d", struct.pack("<4H", *parts))[0] if known else None
+        values[name] = struct.unpack("<d", struct.pack("<4H", *parts))[0] if known else None
     for name in _MESHES:
         sizes = dict(zip(AXES, (next(read) for _ in AXES), strict=True))
-        found[name] = str(Mesh(**sizes)) if all(sizes.values()) else None
+        values[name] = str(Mesh(**sizes)) if all(sizes.values()) else None
     for name, longest in _TEXTS.items():
         packed = struct.pack(f"<{longest // 2}H", *(next(read) for _ in range(longest // 2)))
-        found[name] = packed.rstrip(b"\0").decode(errors="replace") or None
-    return Decision(**found)  # type: ignore[arg-type]
+        values[name] = packed.rstrip(b"\0").decode(errors="replace") or None
+    return Decision(**values)  # type: ignore[arg-type]
 
 
 def _checksums(digits: Sequence[int]) -> list[int]:
-    """Zeros for an empty decision, else numbers from 1 on that are hardly ever all equal for different ones."""
+    """Zeros for an empty decision. For others, numbers from 1 on that are almost never all equal for different
+    decisions.
+    """
     if not any(digits):
         return [0] * len(_CHECKSUM_MODULI)
     hashed = int.from_bytes(blake2b(struct.pack(f"<{len(digits)}H", *digits), digest_size=8).digest(), "big")

@@ -1,16 +1,16 @@
 """When a loss has exploded: one rule for runs, studies, simulations and the divergence policy. Pure.
 
-A loss that is not finite has diverged at once. A finite loss is judged by a running median, so a spike of some steps,
-however high, does not count. Training has diverged when half of the last ``WINDOW`` losses are above ``factor`` times
-the loss of its start. The best loss is not above the start, so they are above ``factor`` times the best as well. A
-training that loses what it has learned, back to the loss of the start, is a bad result, but no explosion.
+A loss that is not finite has diverged at once. A finite loss is judged by a running median, so a short spike of any
+height does not count. Training has diverged when half of the last ``WINDOW`` losses are above ``factor`` times the loss
+at its start. The best loss is not above the start, so they are above ``factor`` times the best as well. A training that
+falls back to the loss of its start is a bad result, but no explosion.
 
-The default: of 180 trainings of three small networks on digits (SGD, momentum, Adam; learning rates 1e-3 to 30) the
-90 that learned anything (over 30 % right) never rose above 1.4 x their start, and the 30 that passed 10 x were wrong on
-three of four samples or more, most of them beyond 100 x. So 10 leaves room to either side.
+The default comes from 180 trainings of three small networks on digits (SGD, momentum, Adam; learning rates 1e-3 to 30).
+The 90 that learned anything (over 30 % right) never rose above 1.4 x their start. The 30 that passed 10 x were wrong on
+three of four samples or more, most of them beyond 100 x. So 10 leaves a margin on either side.
 
-A loss that has been negative (a policy gradient, a log-density) has no zero to measure a factor from. So it is judged
-by its distance from 0 alone, which must not grow beyond ``BOUND`` times that of the start, or 1.
+A loss that has been negative (a policy gradient, a log-density) has no zero to measure a factor from. Its distance from
+0 must not grow beyond ``BOUND`` times the distance at the start, or ``BOUND`` where that is below 1.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ BOUND = 1e9  # for losses without a scale of their own
 
 @dataclass(frozen=True)
 class Divergence:
-    """When a training has diverged.
+    """The rule by which a training counts as diverged.
 
     Attributes:
-        factor: See the module; None: only values that are not finite count.
-        metrics: Reported metrics that should go down, and are judged, too.
+        factor: The factor over the loss at the start (see the module); None: only values that are not finite count.
+        metrics: Reported metrics that should go down and are judged, too.
     """
 
     factor: float | None = FACTOR
@@ -51,15 +51,15 @@ def limit(level: float, factor: float, spread: float = 0.0) -> float:
 
 @dataclass(frozen=True)
 class LossTrack:
-    """What is remembered of a loss.
+    """What the rule remembers of a loss.
 
     Attributes:
         newest: The newest values.
         first: The first value.
-        start: The median of the first window, but at most ``factor`` times the first value: a loss that explodes at
-            once would make its own yardstick. None until there is a window.
+        start: The median of the first window, but at most ``factor`` times the first value, since a loss that explodes
+            at once would set its own standard. None until the first window is full.
         best: The best median.
-        signed: Some value was negative.
+        signed: A value was negative.
     """
 
     newest: tuple[float, ...] = ()
@@ -69,18 +69,18 @@ class LossTrack:
     signed: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return what JSON can hold; infinity and None are left out."""
-        told = {"newest": list(self.newest), "signed": self.signed, "first": self.first, "start": self.start}
-        return {name: value for name, value in {**told, "best": self.best}.items() if value not in (None, math.inf)}
+        """Return plain values; infinity and None are left out."""
+        data = {"newest": list(self.newest), "signed": self.signed, "first": self.first, "start": self.start}
+        return {name: value for name, value in {**data, "best": self.best}.items() if value not in (None, math.inf)}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> LossTrack:
-        """Return what ``to_json`` was given."""
-        return cls(**{**told, "newest": tuple(told["newest"])})
+    def from_json(cls, data: Mapping[str, Any]) -> LossTrack:
+        """Return the track that ``to_json`` described as ``data``."""
+        return cls(**{**data, "newest": tuple(data["newest"])})
 
 
 def follow(track: LossTrack, loss: float, factor: float | None, window: int = WINDOW) -> tuple[LossTrack, str]:
-    """What is remembered after the finite value ``loss``; and why it has diverged by now, in words, or "".
+    """Return the track after the finite value ``loss``, and the reason why training has diverged by now, or "".
 
     Example:
         >>> track, why = LossTrack(), ""
@@ -103,13 +103,16 @@ def follow(track: LossTrack, loss: float, factor: float | None, window: int = WI
 def follow_reports(
     tracks: Mapping[str, LossTrack], metrics: Mapping[str, float], rule: Divergence
 ) -> tuple[dict[str, LossTrack], str]:
-    """What is remembered of each metric after a report of ``metrics``; and what has diverged, in words, or ""."""
-    found, wrong = dict(tracks), [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
+    """Return the track of each metric after a report of ``metrics``, and what has diverged, in words, or ""."""
+    followed, wrong = (
+        dict(tracks),
+        [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)],
+    )
     for name in () if wrong else rule.metrics:
         if name in metrics:
-            found[name], why = follow(found.get(name, LossTrack()), metrics[name], rule.factor, REPORTS)
+            followed[name], why = follow(followed.get(name, LossTrack()), metrics[name], rule.factor, REPORTS)
             wrong += [f"{name} is {metrics[name]:.4g}, {why}"] if why else []
-    return found, ", ".join(wrong)
+    return followed, ", ".join(wrong)
 
 
 def _start(level: float, first: float, factor: float | None) -> float:
@@ -139,9 +142,11 @@ def parse_divergence(text: str) -> float | None:
     return check_factor(factor, repr(text))
 
 
-def check_factor(factor: float | None, told: object = None) -> float | None:
-    """Return ``factor`` if losses can be judged by it. Raises ``UserError``."""
+def check_factor(factor: float | None, shown: object = None) -> float | None:
+    """Return ``factor`` if it can be a divergence factor. ``shown``: the user's text, for the error. Raises
+    ``UserError``.
+    """
     if factor is None or (not isinstance(factor, bool) and isinstance(factor, int | float) and 1 < factor < math.inf):
         return factor
     rule = "a loss has diverged at a factor above 1, or is not judged (off)"
-    raise UserError(rule, factor if told is None else told, f"such as {FACTOR:g}")
+    raise UserError(rule, factor if shown is None else shown, f"such as {FACTOR:g}")

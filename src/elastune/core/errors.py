@@ -9,11 +9,11 @@ import inspect
 
 from elastune.core.formatting import cut, printable
 
-# Which page tells more of an error: by the room, or the file, that it comes from.
+# The page that explains an error, by the room or the file that raises it.
 
 PROGRAMS, PROGRAM = "docs/programs.md", "README.md#your-program"
 EDITS = f"{PROGRAMS}#edits-and-other-data"
-# A name stands for all that is in it; of several the longest counts.
+# A name covers everything in it; the longest matching name counts.
 PAGES = {
     "adapt.monitors": "docs/policies.md",
     "adapt.policies": "docs/policies.md",
@@ -135,7 +135,9 @@ PAGES = {
 
 
 def page_of(module: str) -> str:
-    """The page, and a heading of it, for what ``module`` ("elastune.train.data.source.f") raises; "" without one."""
+    """Return the page and heading that explain the errors of ``module`` ("elastune.train.data.source.f"); "" if none
+    does.
+    """
     package, _, name = module.partition(".")
     while package == "elastune" and name:
         if name in PAGES:
@@ -150,16 +152,16 @@ LONGEST = 3000  # characters of each part of a message: what is longer hides the
 
 
 class UserError(Exception):
-    """A broken rule, in one line: the rule, the value that broke it, the fix, and the page that tells more.
+    """A broken rule, in one line: the rule, the value that broke it, the fix, and a page with more.
 
-    The command line prints it and exits with code 2; nothing that already exists is changed. The page is that of the
-    file which raises the error (``core/errors.py``), where the fix names none.
+    The command line prints it and exits with code 2; it changes nothing that exists. Unless the fix names a page, the
+    page is that of the module which raises the error.
 
     Args:
         rule: What must hold, as a sentence: "a batch holds at least one sample".
-        value: What was given instead.
+        value: The value that breaks the rule.
         fix: What to do about it.
-        page: The page of an error that was raised elsewhere and told in these words (``told``); None: raised here.
+        page: The page of an error from another process (``parts``); None: the page of the caller's module.
 
     Example:
         >>> raise UserError("a batch holds at least one sample", 0, "use --set batch_size=64")
@@ -174,12 +176,12 @@ class UserError(Exception):
             here = inspect.currentframe()
             maker = None if here is None else here.f_back
             page = "" if maker is None else page_of(f"{maker.f_globals.get('__name__', '')}.{maker.f_code.co_qualname}")
-            del here, maker  # a frame that knows itself keeps what all of its callers hold, until the garbage goes
+            del here, maker  # else the frame keeps the objects of all callers
         self.page = page
 
     @property
-    def told(self) -> tuple[str, str, str, str]:
-        """Its words, for another process: ``UserError(*told)`` says there what this error says here."""
+    def parts(self) -> tuple[str, str, str, str]:
+        """The four parts for another process, where ``UserError(*parts)`` is the same error."""
         return self.rule, str(self.value), self.fix, self.page
 
     def __str__(self) -> str:
@@ -189,7 +191,7 @@ class UserError(Exception):
 
 
 class Diverged(Exception):
-    """A training gave a loss or metric that is not finite, or has exploded: a result of the settings, not a bug.
+    """A loss or metric is not finite, or has exploded: a result of the settings, not a bug.
 
     In a study such a trial is infeasible; the study keeps the reason and goes on.
     """

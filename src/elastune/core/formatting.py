@@ -11,13 +11,14 @@ from typing import Any
 
 
 def plain(value: object, limit: int = 120) -> str:
-    """``value`` as one printable line of at most ``limit`` characters. To escape it for HTML is the renderer's part."""
+    """Return ``value`` as one printable line of at most ``limit`` characters. A renderer of HTML must escape it."""
     line = printable(" ".join(str(value).split()))
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def printable(text: str) -> str:
-    """``text`` with an escape, such as ``\\x1b`` or ``\\u202e``, for what a terminal obeys or does not show.
+    r"""Return ``text`` with escapes, such as ``\x1b`` or ``\u202e``, in place of characters that a terminal obeys or
+    hides.
 
     Line breaks, tabs and wide spaces stay.
     """
@@ -27,7 +28,7 @@ def printable(text: str) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """``text``, or both of its ends where it has more than ``most`` characters."""
+    """Return ``text``, or both of its ends where it has more than ``most`` characters."""
     return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"
 
 
@@ -86,7 +87,7 @@ def estimate(mean: float | None, ends: tuple[float, float] | None) -> str:
 
 
 def modelled(factor: float | None) -> str:
-    """``modelled, ×÷ 1.4``: a model's figure, and by what factor it may be off either way (None: nobody knows)."""
+    """Return ``modelled, ×÷ 1.4``: a model's figure and the factor by which it may be wrong (None: unknown)."""
     return "modelled, unchecked" if factor is None else f"modelled, ×÷ {number(factor, 3)}"
 
 
@@ -108,7 +109,7 @@ def duration(seconds: float | None) -> str:
 
 
 def cost(value: float | None, price_per_worker_hour: float = 1.0) -> str:
-    """What something costs: ``$0.41``; at a price of 1.0 the work itself, as ``52.3 worker-s`` or ``1.2 worker-h``."""
+    """Return a cost: ``$0.41``; at a price of 1.0 the work itself, as ``52.3 worker-s`` or ``1.2 worker-h``."""
     if value is None or not math.isfinite(value):
         return number(value)
     if price_per_worker_hour == 1.0:
@@ -152,16 +153,16 @@ def rate(per_second: float | None, noun: str = "samples") -> str:
 
 
 def value_text(value: object) -> str:
-    """A configuration value: numbers short, everything else as one line."""
+    """Return a configuration value in short form: numbers rounded, everything else as one line."""
     if isinstance(value, float):
         return number(value)
     return plain(value, 60)
 
 
 def settings_text(settings: Mapping[str, Any], without: tuple[str, ...] = ()) -> str:
-    """``lr=0.05, momentum=0.9``, in the order given. What is None is not set, and left out."""
-    told = {key: value for key, value in settings.items() if key not in without and value is not None}
-    return ", ".join(f"{plain(key, 40)}={value_text(value)}" for key, value in told.items())
+    """Return ``lr=0.05, momentum=0.9`` in the given order, without settings that are None."""
+    shown = {key: value for key, value in settings.items() if key not in without and value is not None}
+    return ", ".join(f"{plain(key, 40)}={value_text(value)}" for key, value in shown.items())
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

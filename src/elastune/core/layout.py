@@ -26,7 +26,7 @@ from typing import TypeVar
 from elastune.core.mesh import Mesh
 from elastune.core.slots import cut
 
-# Which worker holds which piece of a run's state: boxes of tensors by name, and what is left of them.
+# Pieces of a run's state: boxes of tensors, by name.
 
 Box = tuple[tuple[int, int], ...]
 """From (inclusive) and to (exclusive) in each dimension of a tensor; a scalar's box is ()."""
@@ -41,35 +41,35 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of its elements."""
         return volume(self.box)
 
 
 Layout = Mapping[int, tuple[Piece, ...]]
-"""What each worker holds."""
+"""The pieces that each worker holds."""
 
 
 class CopiesDiffer(Exception):
-    """Workers that must hold the same bits do not: whatever the run came to would be worth nothing."""
+    """Workers that must hold the same bits do not: the result of the run would be worthless."""
 
 
 class Unrecoverable(Exception):
-    """Nobody holds ``pieces``: all workers must go back to a checkpoint."""
+    """No worker holds ``pieces`` any more: all workers must go back to a checkpoint."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = tuple(pieces)
         names = sorted({piece.name for piece in pieces})
-        super().__init__(f"nobody holds all of {', '.join(names)}")
+        super().__init__(f"no worker holds all of {', '.join(names)}")
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """What both boxes, of one tensor, have in common; None where that has no element."""
+    """Return the common part of two boxes of one tensor; None where it has no element."""
     common = tuple((max(a0, b0), min(a1, b1)) for (a0, a1), (b0, b1) in zip(a, b, strict=True))
     return common if all(start < stop for start, stop in common) else None
 
 
 def without(boxes: Iterable[Box], others: Iterable[Box]) -> list[Box]:
-    """What is left of ``boxes`` once ``others`` are taken out: boxes that do not overlap where ``boxes`` do not."""
+    """Return the parts of ``boxes`` that are in none of ``others``. They do not overlap unless ``boxes`` do."""
     left = [box for box in boxes if volume(box)]
     for other in others:
         left = [rest for box in left for rest in _cut_out(box, other)]
@@ -77,32 +77,35 @@ def without(boxes: Iterable[Box], others: Iterable[Box]) -> list[Box]:
 
 
 def volume(box: Box) -> int:
-    """How many elements are in ``box``."""
+    """Return the number of elements in ``box``."""
     return prod(stop - start for start, stop in box)
 
 
 def _cut_out(box: Box, other: Box) -> list[Box]:
-    """``box`` without ``other``: what lies before and after it, dimension by dimension."""
+    """The parts of ``box`` outside of ``other``: before and after it, dimension by dimension."""
     common = intersection(box, other)
     if common is None:
         return [box]
-    found = []
+    boxes = []
     for i, ((start, stop), (first, last)) in enumerate(zip(box, common, strict=True)):
         for edge in ((start, first), (last, stop)):
             if edge[0] < edge[1]:
-                found.append((*common[:i], edge, *box[i + 1 :]))
-    return found
+                boxes.append((*common[:i], edge, *box[i + 1 :]))
+    return boxes
 
 
-# Stretches: runs of a box's elements in C order, and the boxes that they fill.
-#
-# Sharded state is cut flat; where it lies in a tensor as plain PyTorch has it is what a checkpoint tells, so that it
-# can be read by workers that cut it otherwise.
+# Flat ranges: contiguous elements of a box in C order, and the boxes that they fill. A checkpoint records sharded state
+# as boxes of plain PyTorch's tensors, so that workers with another division can read it.
 
 
 @dataclass(frozen=True)
 class FlatRange:
-    """Elements ``start`` to ``stop`` (exclusive) of the part ``box`` of a tensor, flattened in C order."""
+    """Elements ``start`` to ``stop`` (exclusive) of the part ``box`` of a tensor, flattened in C order.
+
+    Example:
+        >>> FlatRange(((0, 4), (0, 8)), 4, 20).boxes
+        [(((0, 1), (4, 8)), 0), (((1, 2), (0, 8)), 4), (((2, 3), (0, 4)), 12)]
+    """
 
     box: Box
     start: int
@@ -110,32 +113,32 @@ class FlatRange:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of its elements."""
         return self.stop - self.start
 
     @property
     def boxes(self) -> list[tuple[Box, int]]:
-        """What it fills, as boxes of the tensor, each with the place of its first element in the stretch.
+        """Return the boxes of the tensor that the range fills, each with the place of its first element in the range.
 
-        Each box is contiguous in the stretch; of a box of n dimensions there are at most 2n - 1.
+        Each box is contiguous in the range; of a box of n dimensions there are at most 2n - 1.
         """
         shape = [stop - start for start, stop in self.box]
         corner = [start for start, _ in self.box]
-        found = []
+        boxes = []
         for local, at in _filled(shape, self.start, self.stop):
             moved = tuple((first + start, first + stop) for (start, stop), first in zip(local, corner, strict=True))
-            found.append((moved, at - self.start))
-        return found
+            boxes.append((moved, at - self.start))
+        return boxes
 
 
 def whole_range(shape: Sequence[int]) -> FlatRange:
-    """All of a tensor."""
+    """Return the range of all elements of a tensor of ``shape``."""
     return FlatRange(tuple((0, size) for size in shape), 0, prod(shape))
 
 
-def fills(shape: Sequence[int], stretches: Iterable[FlatRange]) -> bool:
-    """Whether each element of a tensor of ``shape`` is in exactly one of ``stretches``."""
-    boxes = [box for stretch in stretches for box, _ in stretch.boxes]
+def fills(shape: Sequence[int], ranges: Iterable[FlatRange]) -> bool:
+    """Return whether each element of a tensor of ``shape`` is in exactly one of ``ranges``."""
+    boxes = [box for each in ranges for box, _ in each.boxes]
     goal = whole_range(shape)
     return sum(map(volume, boxes)) == goal.size and not without([goal.box], boxes)
 
@@ -147,48 +150,42 @@ def _filled(shape: Sequence[int], start: int, stop: int) -> list[tuple[Box, int]
     if len(shape) <= 1:
         return [(((start, stop),) if shape else (), start)]
     row = prod(shape[1:])
-    found: list[tuple[Box, int]] = []
+    boxes: list[tuple[Box, int]] = []
     at = start
     while at < stop:
         first, inside = divmod(at, row)
         if inside or stop - at < row:  # a part of one row
             end = min(stop, (first + 1) * row)
             inner = _filled(shape[1:], inside, inside + end - at)
-            found += [(((first, first + 1), *box), first * row + place) for box, place in inner]
+            boxes += [(((first, first + 1), *box), first * row + place) for box, place in inner]
         else:
             last = stop // row
             end = last * row
-            found.append((((first, last), *((0, size) for size in shape[1:])), at))
+            boxes.append((((first, last), *((0, size) for size in shape[1:])), at))
         at = end
-    return found
+    return boxes
 
 
-# What a model is made of, whatever carries it: leaves, cut into units, and which worker computes with which of them.
-#
-# A *leaf* is what a backward pass gives one gradient for: a parameter, or one virtual block of a parameter that the
-# tensor axis divides. Leaves are fixed for a run: they do not depend on the mesh, so nothing that is computed leaf by
-# leaf shows it. A leaf's state (its values, the optimizer's tensors of its shape) is flat, and is held in ranges of it
-# that begin at multiples of ``UNIT`` elements: whatever is computed unit by unit (a norm, an update) does not show who
-# held what.
+# Parameter blocks, cut into units, and the workers that compute with them.
 
 UNIT = 4096
-"""Elements. Kernels with a tail of their own (fused optimizers) see no range that begins or ends inside of a unit, but
-at a leaf's end."""
+"""Elements of a unit. Fused optimizers compute the tail of a range by other code, so ranges end only where units or
+blocks do."""
 
 
 @dataclass(frozen=True)
 class ParamBlock:
-    """One leaf.
+    """One parameter block: a parameter, or one virtual block of a parameter that the tensor axis divides.
 
     Attributes:
         name: Unique in the model: the parameter's name, with ``#2`` behind it for virtual block 2.
         tensor: The parameter's name in the user's model.
-        box: Which part of the parameter it is, of the shape that plain PyTorch gives it.
+        box: The part of the parameter, in the shape that plain PyTorch gives it.
         dtype: As ``str(torch.dtype)`` without "torch.": "float32".
         layer: Its place among the layers that a pipeline may be cut between, from 0.
-        block: Which virtual block of the tensor axis it is in; None: every worker along that axis computes with it.
+        block: Its virtual block along the tensor axis; None: every worker along that axis computes with it.
         trained: Whether it gets gradients.
-        gathered: With which block of the model its values are brought together when that runs; None: they are there.
+        gathered: The block of the model together with which its values are gathered; None: they are not gathered.
     """
 
     name: str
@@ -202,29 +199,29 @@ class ParamBlock:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of its elements."""
         return volume(self.box)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of its values."""
+        """The shape of its values."""
         return tuple(stop - start for start, stop in self.box)
 
     @property
     def units(self) -> int:
-        """How many units it has, the last of them perhaps shorter."""
+        """The number of its units; the last one may be shorter."""
         return -(-self.size // UNIT)
 
 
 @dataclass(frozen=True)
 class Split:
-    """How a model may be divided: its leaves in the order of its parameters.
+    """How a model may be divided.
 
     Attributes:
-        leaves: All of them, of the whole model.
+        param_blocks: All parameter blocks of the whole model, in the order of its parameters.
         blocks: Virtual blocks of the tensor axis, as slots are virtual workers; 1 where that axis divides nothing.
-        costs: What each layer costs (seconds, or any unit): a pipeline is cut where the dearest stage is cheapest.
-            Empty where a pipeline divides nothing.
+        costs: The cost of each layer, in seconds or any unit. A pipeline is cut where the most expensive stage is
+            cheapest. Empty where a pipeline divides nothing.
         chunks: Runs of layers on each worker of an interleaved pipeline, where there are layers enough.
     """
 
@@ -235,15 +232,15 @@ class Split:
 
     def __post_init__(self) -> None:
         if len({param_block.name for param_block in self.param_blocks}) < len(self.param_blocks):
-            raise ValueError("two leaves of one name")
+            raise ValueError("two parameter blocks of one name")
 
     @cached_property
     def trained(self) -> tuple[int, ...]:
-        """Indices of the leaves that get gradients."""
+        """The indices of the blocks that get gradients."""
         return tuple(i for i, param_block in enumerate(self.param_blocks) if param_block.trained)
 
     def stages(self, pipeline: int) -> tuple[range, ...]:
-        """The runs of layers of ``pipeline`` workers, in order of layers; run i lies on worker ``i % pipeline``.
+        """Return the runs of layers of ``pipeline`` workers, in order; run i lies on worker ``i % pipeline``.
 
         Raises:
             ValueError: Where there are fewer layers than workers.
@@ -253,7 +250,7 @@ class Split:
         return cut_by_cost(self.costs or (1.0,), pipeline * chunks)
 
     def computed(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
-        """Indices of the leaves that worker ``rank`` of ``mesh`` computes with, in order."""
+        """Return the indices of the blocks that worker ``rank`` of ``mesh`` computes with, in order."""
         at = mesh.coordinates(rank)
         layers = {layer for run in self.stages(mesh.pipeline)[at["pipeline"] :: mesh.pipeline] for layer in run}
         blocks = cut(self.blocks, mesh.tensor)[at["tensor"]]
@@ -265,7 +262,7 @@ class Split:
 
 
 def gathered_in(split: Split, blocks: Sequence[Sequence[int]]) -> Split:
-    """``split`` with leaves that are brought together: those of each of ``blocks``, by their indices."""
+    """Return ``split`` with gathered parameter blocks: the indices in each of ``blocks`` are gathered together."""
     block_of = {param_block: number for number, param_blocks in enumerate(blocks) for param_block in param_blocks}
     return replace(
         split,
@@ -276,7 +273,7 @@ def gathered_in(split: Split, blocks: Sequence[Sequence[int]]) -> Split:
 
 
 def undivided_blocks(parameters: Sequence[tuple[str, tuple[int, ...], str, bool]]) -> Split:
-    """A model that nothing divides: ``parameters`` are (name, shape, dtype, trained)."""
+    """Return a model that no axis divides. ``parameters`` are tuples of name, shape, dtype and ``trained``."""
     return Split(
         tuple(
             ParamBlock(name, name, tuple((0, size) for size in shape), dtype, trained=trained)
@@ -286,24 +283,26 @@ def undivided_blocks(parameters: Sequence[tuple[str, tuple[int, ...], str, bool]
 
 
 def unit_heads(rows: Sequence[range]) -> list[tuple[int, int, range]]:
-    """What has to travel so that each unit of a leaf is whole on the worker that has its first element.
+    """Return the transfers after which each unit of a block is whole on the worker that has its first element.
 
-    ``rows``: the elements that each worker has, one worker's behind the other's. Each entry: from which worker, to
-    which, and which elements; in order of elements.
+    ``rows``: the elements of each worker, one range behind the other. Each transfer has the worker that sends, the
+    worker that receives, and the elements, in order of elements.
     """
-    found = []
-    for worker, own in enumerate(rows):
-        first = own.start // UNIT * UNIT
-        if own and first < own.start:
+    heads = []
+    for worker, elements in enumerate(rows):
+        first = elements.start // UNIT * UNIT
+        if elements and first < elements.start:
             reducer = next(other for other, has in enumerate(rows) if first in has)
-            found.append((worker, reducer, range(own.start, min(own.stop, first + UNIT))))
-    return found
+            heads.append((worker, reducer, range(elements.start, min(elements.stop, first + UNIT))))
+    return heads
 
 
 def cut_by_cost(costs: Sequence[float], parts: int) -> tuple[range, ...]:
-    """``parts`` contiguous, non-empty ranges over ``costs`` of which the dearest is as cheap as can be.
+    """Return ``parts`` contiguous, non-empty ranges over ``costs``, so that the most expensive range is as cheap as
+    possible.
 
-    The linear partition problem, by dynamic programming over (parts, end); of equally good cuts the earliest.
+    This is the linear partition problem, by dynamic programming over (parts, end). Of equally good cuts the earliest is
+    taken.
 
     Raises:
         ValueError: Where there are fewer costs than parts.
@@ -312,16 +311,16 @@ def cut_by_cost(costs: Sequence[float], parts: int) -> tuple[range, ...]:
     if not 1 <= parts <= total:
         raise ValueError(f"{total} costs in {parts} parts")
     sums = [0.0, *accumulate(costs)]
-    dearest = [0.0] + [float("inf")] * total  # of the first ``end`` costs in as many parts as were looked at
+    dearest = [0.0] + [float("inf")] * total  # of the first ``end`` costs, in the parts so far
     begins: list[list[int]] = []
     for part in range(1, parts + 1):
-        found, begin = [float("inf")] * (total + 1), [0] * (total + 1)
+        best, begin = [float("inf")] * (total + 1), [0] * (total + 1)
         for end in range(part, total + 1):
             for start in range(part - 1, end):
                 value = max(dearest[start], sums[end] - sums[start])
-                if value < found[end]:
-                    found[end], begin[end] = value, start
-        dearest = found
+                if value < best[end]:
+                    best[end], begin[end] = value, start
+        dearest = best
         begins.append(begin)
     ranges, end = [], total
     for begin in reversed(begins):
@@ -330,23 +329,18 @@ def cut_by_cost(costs: Sequence[float], parts: int) -> tuple[range, ...]:
     return tuple(reversed(ranges))
 
 
-# Who holds the state of what: each unit of a leaf has one worker that adds up its gradient, and some that hold it.
-#
-# A *holder* has a unit's state (values and the optimizer's tensors) and updates it. The worker that adds up a unit's
-# gradient (its *adder*) is one of the holders, and sends the sum to the others; new values go to whoever computes with
-# the leaf and does not hold it. As many holders as workers is plain data parallelism; one is ZeRO; two survive a death,
-# at no byte more than one: what is sent as a gradient need not be sent as a value (2 (W-1)/W of the parameters a step).
+# Owners: the workers that hold the state of each unit, one of which (the reducer) adds up its gradient.
 
 T = TypeVar("T")
 BUCKET_BYTES = 16 << 20
 FIRST_BUCKET_BYTES = 1 << 20
 ALONE = 1 << 20
-"""Elements from which on a leaf that is gathered travels by itself: in one piece, so out of and into its own memory."""
+"""Elements from which on a gathered block travels by itself, in one piece between its own buffers."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Elements ``start`` to ``stop`` (exclusive) of the flat leaf ``param_block`` (its index in the split)."""
+    """Elements ``start`` to ``stop`` (exclusive) of the flat parameter block with the index ``param_block``."""
 
     param_block: int
     start: int
@@ -354,17 +348,17 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of its elements."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Leaves that are reduced together, as one flat vector.
+    """Parameter blocks that are reduced together, as one flat vector.
 
     Attributes:
-        leaves: Their indices, in the vector's order.
-        parts: By batch rank: the segments that worker adds up. Parts follow each other in the vector.
+        param_blocks: Their indices, in the vector's order.
+        parts: By batch rank, the segments that the worker adds up. Parts follow each other in the vector.
     """
 
     param_blocks: tuple[int, ...]
@@ -372,15 +366,15 @@ class BucketPlan:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Elements of each part."""
+        """The number of elements of each part."""
         return tuple(sum(segment.size for segment in part) for part in self.parts)
 
 
 def buckets(split: Split, computed: Sequence[int], workers: int) -> tuple[BucketPlan, ...]:
-    """The buckets of workers that compute with the leaves ``computed``, ``workers`` of them along the batch.
+    """Return the buckets of ``workers`` workers along the batch that compute with the blocks ``computed``.
 
-    In about the order in which a backward pass brings gradients, the first one small so that sending starts early; of
-    one dtype and, where leaves are gathered, of one block each.
+    Buckets come in about the order in which a backward pass makes gradients. The first one is small, so that sending
+    starts early. A bucket has one dtype and, where blocks are gathered, one block of the model.
     """
     trained = [i for i in reversed(computed) if split.param_blocks[i].trained]
     groups: list[list[int]] = []
@@ -402,47 +396,50 @@ def buckets(split: Split, computed: Sequence[int], workers: int) -> tuple[Bucket
 
 
 def _turn(param_block: ParamBlock) -> tuple[int, bool]:
-    """When it leaves, and whether alone: the last block comes first, and of each one its small leaves do."""
+    """The turn of a block, and whether it travels alone. The last block of the model comes first, its small blocks
+    before others.
+    """
     return (0, False) if param_block.gathered is None else (-param_block.gathered, param_block.size >= ALONE)
 
 
 def _cut_at_units(split: Split, param_blocks: Sequence[int], parts: int) -> tuple[tuple[Segment, ...], ...]:
-    """The leaves' elements in ``parts`` runs of about equal size that end where units do.
+    """The blocks' elements in ``parts`` runs of about equal size that end where units do.
 
-    A unit belongs to the part that it begins in.
+    A unit belongs to the part in which it begins.
     """
     total = sum(split.param_blocks[i].size for i in param_blocks)
-    found: list[list[Segment]] = [[] for _ in range(parts)]
+    runs: list[list[Segment]] = [[] for _ in range(parts)]
     before = 0
     for i in param_blocks:
         size = split.param_blocks[i].size
         start = 0
         while start < size:
             part = (before + start) * parts // total
-            ends = -(-(part + 1) * total // parts) - before  # where the next part begins, in elements of this leaf
+            ends = -(-(part + 1) * total // parts) - before  # where the next part begins, in elements of this block
             stop = min(-(-ends // UNIT) * UNIT, size)
-            found[part].append(Segment(i, start, stop))
+            runs[part].append(Segment(i, start, stop))
             start = stop
         before += size
-    return tuple(tuple(part) for part in found)
+    return tuple(tuple(part) for part in runs)
 
 
 def owners(mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> tuple[tuple[int, ...], ...]:
-    """By worker of ``mesh``: those that hold what it adds up.
+    """Return the owners of what each worker of ``mesh`` adds up, by rank.
 
-    All that differ from it in the data axis alone do. Where these are fewer than ``copies``, or together on fewer hosts
-    than could be (``hosts``: that of each rank), there are further ones: if possible on a host that has none yet and in
-    the batch group, which computes with the same leaves; of those the one that holds the least.
+    All workers that differ from it in the data axis alone are owners. Where these are fewer than ``copies``, or on
+    fewer hosts than possible, further workers join them. A worker on a host without an owner comes first. Then comes a
+    worker of the same batch group, because it computes with the same blocks. Of these the one that holds the least is
+    taken. ``hosts``: the host of each rank.
     """
     inner, places = mesh.tensor * mesh.pipeline, list(hosts) or list(range(mesh.workers))
     loads = [1] * mesh.workers
-    found: dict[int, tuple[int, ...]] = {}
+    by_rank: dict[int, tuple[int, ...]] = {}
     for first in range(mesh.shard * inner):
-        own = list(mesh.group("data", first))
-        while not _enough(own, places, copies):
-            taken = {places[rank] for rank in own}
+        holders = list(mesh.group("data", first))
+        while not _enough(holders, places, copies):
+            taken = {places[rank] for rank in holders}
             added = min(
-                (rank for rank in range(mesh.workers) if rank not in own),
+                (rank for rank in range(mesh.workers) if rank not in holders),
                 key=lambda rank: (
                     places[rank] in taken,
                     rank % inner != first % inner,
@@ -451,27 +448,28 @@ def owners(mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> tuple[tuple
                 ),
             )
             loads[added] += 1
-            own.append(added)
-        found |= dict.fromkeys(mesh.group("data", first), tuple(own))
-    return tuple(found[rank] for rank in range(mesh.workers))
+            holders.append(added)
+        by_rank |= dict.fromkeys(mesh.group("data", first), tuple(holders))
+    return tuple(by_rank[rank] for rank in range(mesh.workers))
 
 
 def _enough(ranks: Collection[int], places: Sequence[object], copies: int) -> bool:
-    """Whether these are as many workers as there should be copies, on as many hosts, as far as there are so many."""
+    """Whether the workers are as many, and on as many hosts, as ``copies`` asks for and the mesh allows."""
     hosts = {places[rank] for rank in ranks}
     return len(ranks) >= min(copies, len(places)) and len(hosts) >= min(copies, len(set(places)))
 
 
 def owners_in_group(mesh: Mesh, rank: int, copies: int, hosts: Sequence[object] = ()) -> list[tuple[int, ...]]:
-    """``owners`` within the batch group of ``rank``: by batch rank, in batch ranks."""
+    """Return ``owners`` within the batch group of ``rank``: by batch rank, as batch ranks."""
     group, of = mesh.batch_group(rank), owners(mesh, copies, hosts)
     return [tuple(group.index(other) for other in of[reducer] if other in group) for reducer in group]
 
 
 @dataclass(frozen=True)
 class RemoteOwner:
-    """``owner`` holds the state of ``segment`` for others: it does not come by the sum with its batch group, so worker
-    ``source`` of those that do sends it.
+    """``owner`` holds the state of ``segment`` for workers outside of its batch group.
+
+    The sum of its own batch group lacks the segment, so worker ``source`` of the other group sends it.
     """
 
     segment: Segment
@@ -480,86 +478,93 @@ class RemoteOwner:
 
 
 def remote_owners(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> tuple[RemoteOwner, ...]:
-    """What is held outside of the batch groups that compute with it, since inside there are too few ``owners``.
+    """Return the owners outside of the batch groups that compute with a segment, in order of blocks.
 
-    Where every worker along the tensor axis computes with a leaf, each has its state: that counts. In order of leaves.
+    They are needed where the group itself has too few ``owners``. Where every worker along the tensor axis computes
+    with a block, each has its state, and that counts.
     """
     inner, places = mesh.tensor * mesh.pipeline, list(hosts) or list(range(mesh.workers))
     of = owners(mesh, copies, hosts)
-    inside = [[other for other in own if other % inner == rank % inner] for rank, own in enumerate(of)]
+    inside = [[other for other in group if other % inner == rank % inner] for rank, group in enumerate(of)]
     if all(_enough(each, places, copies) for each in inside):
         return ()
-    found: list[RemoteOwner] = []
+    remote: list[RemoteOwner] = []
     for param_block, shares in _shares(split, mesh).items():
         edges = sorted({edge for segment, _ in shares for edge in (segment.start, segment.stop)})
         for start, stop in pairwise(edges):
             firsts = [first for segment, first in shares if segment.start <= start < segment.stop]
-            there = {rank for first in firsts for rank in inside[first]}
-            if not _enough(there, places, copies):
-                outside = (rank for rank in of[firsts[0]] if rank not in there)
-                found += [RemoteOwner(Segment(param_block, start, stop), firsts[0], rank) for rank in outside]
-    return tuple(found)
+            holders = {rank for first in firsts for rank in inside[first]}
+            if not _enough(holders, places, copies):
+                outside = (rank for rank in of[firsts[0]] if rank not in holders)
+                remote += [RemoteOwner(Segment(param_block, start, stop), firsts[0], rank) for rank in outside]
+    return tuple(remote)
 
 
 def _shares(split: Split, mesh: Mesh) -> dict[int, list[tuple[Segment, int]]]:
-    """By leaf: what the workers of each batch group hold alike, each with the first of those."""
-    found: dict[int, list[tuple[Segment, int]]] = {}
+    """By parameter block: the segments that the workers of each batch group hold alike, each with the first of these
+    workers.
+    """
+    shares: dict[int, list[tuple[Segment, int]]] = {}
     for place, (computed, plans) in enumerate(_plans(split, mesh)):
         for shard in range(mesh.shard):
             reducers = range(shard, mesh.batch, mesh.shard)
-            own = joined([segment for plan in plans for reducer in reducers for segment in plan.parts[reducer]])
-            for segment in (*own, *_untrained(split, computed)):
-                found.setdefault(segment.param_block, []).append((segment, shard * mesh.tensor * mesh.pipeline + place))
-    return dict(sorted(found.items()))
+            held_alike = joined([segment for plan in plans for reducer in reducers for segment in plan.parts[reducer]])
+            for segment in (*held_alike, *_untrained(split, computed)):
+                shares.setdefault(segment.param_block, []).append(
+                    (segment, shard * mesh.tensor * mesh.pipeline + place)
+                )
+    return dict(sorted(shares.items()))
 
 
 def _plans(split: Split, mesh: Mesh) -> list[tuple[tuple[int, ...], tuple[BucketPlan, ...]]]:
-    """What each batch group computes with, and its buckets."""
+    """For each batch group the blocks that it computes with, and its buckets."""
     computed = [split.computed(mesh, place) for place in range(mesh.tensor * mesh.pipeline)]
     return [(param_blocks, buckets(split, param_blocks, mesh.batch)) for param_blocks in computed]
 
 
 def _untrained(split: Split, computed: Sequence[int]) -> list[Segment]:
-    """Leaves that get no gradients: all that compute with one hold it."""
+    """Blocks without gradients: all workers that compute with one hold it."""
     return [Segment(i, 0, split.param_blocks[i].size) for i in computed if not split.param_blocks[i].trained]
 
 
 def held(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> tuple[tuple[Segment, ...], ...]:
-    """By worker of ``mesh``: what it holds the state of, in order of leaves. ``hosts``: that of each rank.
+    """Return the segments whose state each worker of ``mesh`` holds, in order of blocks. ``hosts``: the host of each
+    rank.
 
-    What it adds up is cut from what it has copies of, and that from its wards: their sums come apart.
+    Segments that a worker adds up, segments that it has copies of, and segments of remote owners stay separate, because
+    their sums arrive separately.
     """
-    found: dict[int, tuple[Segment, ...]] = {}
+    segments: dict[int, tuple[Segment, ...]] = {}
     for place, (computed, plans) in enumerate(_plans(split, mesh)):
         inside = owners_in_group(mesh, place, copies, hosts)
-        for own, rank in enumerate(mesh.batch_group(place)):
-            reducers = [reducer for reducer in range(mesh.batch) if own in inside[reducer] and reducer != own]
-            added = [segment for plan in plans for segment in plan.parts[own]]
+        for at, rank in enumerate(mesh.batch_group(place)):
+            reducers = [reducer for reducer in range(mesh.batch) if at in inside[reducer] and reducer != at]
+            added = [segment for plan in plans for segment in plan.parts[at]]
             copied = [segment for plan in plans for reducer in reducers for segment in plan.parts[reducer]]
-            found[rank] = (*joined(added), *joined([*copied, *_untrained(split, computed)]))
+            segments[rank] = (*joined(added), *joined([*copied, *_untrained(split, computed)]))
     for remote_owner in remote_owners(split, mesh, copies, hosts):
-        found[remote_owner.owner] += (remote_owner.segment,)
-    return tuple(_sorted(found[rank]) for rank in range(mesh.workers))
+        segments[remote_owner.owner] += (remote_owner.segment,)
+    return tuple(_sorted(segments[rank]) for rank in range(mesh.workers))
 
 
 def state_layout(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> Layout:
-    """The pieces of flat leaves that each worker of ``mesh`` holds; see ``held``."""
-    return {rank: tuple(pieces(split, own)) for rank, own in enumerate(held(split, mesh, copies, hosts))}
+    """Return the pieces of flat parameter blocks that each worker of ``mesh`` holds; see ``held``."""
+    return {rank: tuple(pieces(split, segments)) for rank, segments in enumerate(held(split, mesh, copies, hosts))}
 
 
 def pieces(split: Split, segments: Sequence[Segment]) -> list[Piece]:
-    """``segments`` as pieces of one-dimensional tensors that bear the leaves' names."""
+    """Return ``segments`` as pieces of one-dimensional tensors that have the names of the blocks."""
     return [
         Piece(split.param_blocks[segment.param_block].name, ((segment.start, segment.stop),)) for segment in segments
     ]
 
 
 def by_param_block(parts: Iterable[tuple[Segment, T]]) -> dict[int, list[tuple[Segment, T]]]:
-    """Segments, each with something of it, by their leaves."""
-    found: dict[int, list[tuple[Segment, T]]] = {}
+    """Return segments, each with its value, by their parameter blocks."""
+    by_block: dict[int, list[tuple[Segment, T]]] = {}
     for segment, of_it in parts:
-        found.setdefault(segment.param_block, []).append((segment, of_it))
-    return found
+        by_block.setdefault(segment.param_block, []).append((segment, of_it))
+    return by_block
 
 
 def _sorted(segments: Iterable[Segment]) -> tuple[Segment, ...]:
@@ -567,35 +572,35 @@ def _sorted(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 
 
 def joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """In order, neighbours as one."""
-    found: list[Segment] = []
+    """Return the segments in order, with neighbours joined."""
+    merged: list[Segment] = []
     for segment in _sorted(segments):
-        if found and found[-1].param_block == segment.param_block and found[-1].stop == segment.start:
-            found[-1] = Segment(segment.param_block, found[-1].start, segment.stop)
+        if merged and merged[-1].param_block == segment.param_block and merged[-1].stop == segment.start:
+            merged[-1] = Segment(segment.param_block, merged[-1].start, segment.stop)
         else:
-            found.append(segment)
-    return tuple(found)
+            merged.append(segment)
+    return tuple(merged)
 
 
 def written(split: Split, mesh: Mesh, rank: int) -> tuple[Segment, ...]:
-    """What worker ``rank`` of ``mesh`` writes of a checkpoint, in order of leaves: of each unit there is one writer.
+    """Return the segments of a checkpoint that worker ``rank`` of ``mesh`` writes, in order of blocks.
 
-    It is the unit's adder, among the first of the batch groups that compute with its leaf; a leaf that is not trained
-    has a writer there by its number. What a worker writes it also holds.
+    Each unit has one writer. It is the unit's reducer, in the first batch group that computes with the block. A block
+    that is not trained gets its writer by its index. A worker holds everything that it writes.
     """
     group = mesh.batch_group(rank)
     earlier = {i for other in range(min(group)) for i in split.computed(mesh, other)}
     computed = split.computed(mesh, rank)
-    own = mesh.batch_rank(rank)
-    found = [
+    batch_rank = mesh.batch_rank(rank)
+    segments = [
         segment
         for bucket in buckets(split, computed, mesh.batch)
-        for segment in bucket.parts[own]
+        for segment in bucket.parts[batch_rank]
         if segment.param_block not in earlier
     ]
-    found += [
+    segments += [
         Segment(i, 0, split.param_blocks[i].size)
         for i in computed
-        if not split.param_blocks[i].trained and i not in earlier and i % mesh.batch == own
+        if not split.param_blocks[i].trained and i not in earlier and i % mesh.batch == batch_rank
     ]
-    return joined(found)
+    return joined(segments)

@@ -14,12 +14,11 @@ from typing import Literal, get_args
 
 from elastune.core.errors import UserError
 
-# The workers of a run as a grid: who holds one replica together, and who holds the same part of different replicas.
-
 Axis = Literal["data", "shard", "tensor", "pipeline"]
 AXES: tuple[Axis, ...] = ("data", "shard", "pipeline", "tensor")
-"""From the slowest to the fastest: neighbouring ranks differ in the tensor axis first. A replica's workers, and the
-slots that they run, are therefore consecutive, and a run grows by whole replicas at its end."""
+"""From the slowest to the fastest axis: neighbouring ranks differ in the tensor axis first. A replica's workers, and
+the slots that they run, are therefore consecutive, and a run grows by whole replicas at its end.
+"""
 MOST_WORKERS = 65_536
 _SIZE = re.compile(r"[0-9]{1,9}")
 
@@ -74,13 +73,13 @@ class Mesh:
     def coordinates(self, rank: int) -> dict[Axis, int]:
         """Return the place of worker ``rank`` along each axis."""
         self._check(rank)
-        found: dict[Axis, int] = {}
+        coordinates: dict[Axis, int] = {}
         for axis in reversed(AXES):
-            rank, found[axis] = divmod(rank, self.size(axis))
-        return found
+            rank, coordinates[axis] = divmod(rank, self.size(axis))
+        return coordinates
 
     def batch_rank(self, rank: int) -> int:
-        """Return the part of the samples that worker ``rank`` runs; equal for workers that run a part together."""
+        """Return the part of the samples that worker ``rank`` runs. Workers that run a part together have the same."""
         self._check(rank)
         return rank // (self.tensor * self.pipeline)
 
@@ -96,15 +95,15 @@ class Mesh:
         return tuple(first + i * stride for i in range(self.size(axis)))
 
     def batch_group(self, rank: int) -> tuple[int, ...]:
-        """Return the workers with the same part of the model as ``rank``, for other samples; by batch rank."""
+        """Return the workers with the same part of the model as ``rank``, by batch rank. They run different samples."""
         self._check(rank)
         inner = self.tensor * self.pipeline
         return tuple(range(rank % inner, self.workers, inner))
 
     def speaks(self, rank: int) -> bool:
-        """Return whether worker ``rank`` speaks for its samples: it alone has the loss, of all that run them together.
+        """Return whether worker ``rank`` speaks for its samples: it alone of their workers has the loss.
 
-        That is the first worker along the tensor axis of the pipeline's last stage.
+        It is the first worker along the tensor axis in the last stage of the pipeline.
         """
         self._check(rank)
         slower, tensor = divmod(rank, self.tensor)
@@ -115,12 +114,12 @@ class Mesh:
         return tuple(sorted({self.group(axis, rank) for rank in range(self.workers)}))
 
     def fitted(self, workers: int) -> Mesh | None:
-        """Return as many whole replicas of this kind as ``workers`` can hold; None where they cannot hold one."""
+        """Return as many whole replicas of this kind as ``workers`` can hold; None where not even one fits."""
         data = workers // self.replica
         return replace(self, data=data) if data else None
 
     def __str__(self) -> str:
-        """As ``parse`` reads it: "data=2,tensor=2"; axes of one worker are left out."""
+        """Return the text that ``parse`` reads: "data=2,tensor=2"; axes of one worker are left out."""
         return ",".join(f"{axis}={self.size(axis)}" for axis in get_args(Axis) if self.size(axis) > 1) or "data=1"
 
     @classmethod
@@ -169,11 +168,15 @@ class MechanismName:
     """The parts of a mechanism's name.
 
     Attributes:
-        state: Where parameters, gradients and optimizer state are: whole on every worker ("replicated"), all but
-            parameters divided ("zero"), or all divided ("sharded").
+        state: Where parameters, gradients and optimizer state are. "replicated": whole on every worker. "zero": all but
+            parameters divided. "sharded": all divided.
         tensor: Whether layers are divided.
         pipeline: Whether the model is cut into stages of layers.
         foreign: The one of ``FOREIGN`` that does everything, or "".
+
+    Example:
+        >>> MechanismName.parse("tensor+zero").words
+        ('zero', 'tensor')
     """
 
     state: State = "replicated"
@@ -186,8 +189,8 @@ class MechanismName:
         """The single names that it joins, in a fixed order."""
         if self.foreign:
             return (self.foreign,)
-        found = [word for word in get_args(Dividing) if getattr(self, word)]
-        return (*found, self.state) if self.state != "replicated" or not found else tuple(found)
+        words = [word for word in get_args(Dividing) if getattr(self, word)]
+        return (*words, self.state) if self.state != "replicated" or not words else tuple(words)
 
     @property
     def dividing(self) -> tuple[Axis, ...]:
@@ -198,11 +201,10 @@ class MechanismName:
         return (*shards, *(axis for axis in get_args(Dividing) if getattr(self, axis)))
 
     def mesh(self, workers: int) -> Mesh:
-        """Return the mesh with ``workers`` along the one axis that it divides a replica along, or else along data.
+        """Return the mesh with ``workers`` along the one axis that divides a replica; along data if no axis does.
 
         Raises:
-            UserError: Where it divides along several axes and there are several workers, since nothing says how many
-                are along which axis.
+            UserError: For several axes and several workers: ``--mesh`` must give the number along each axis.
         """
         axes = self.dividing
         if len(axes) > 1 and workers > 1:
@@ -238,7 +240,8 @@ class MechanismName:
                 raise UserError("a mechanism is named once", text, f"leave out the second {word}")
         states = [state for state in get_args(State) if state in words]
         if len(states) > 1:
-            raise UserError("state lies in one way", text, f"leave out all but one of {', '.join(states)}")
+            rule = "a mechanism has one of replicated, zero and sharded"
+            raise UserError(rule, text, f"leave out all but one of {', '.join(states)}")
         for word in words:
             if word in FOREIGN and len(words) > 1:
                 raise UserError(f"{word} goes with no other mechanism", text, f"use {word} alone")

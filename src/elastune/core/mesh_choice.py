@@ -17,22 +17,26 @@ from elastune.core.run import ExecutionSettings
 UNBOUNDED = 1 << 30
 _ONE_HOST: Mapping[int, str] = MappingProxyType({})
 WEIGHTS = {"data": 1.0, "shard": 1.5, "pipeline": 2.5, "tensor": 3.0}
-"""How much it costs to leave the wanted size of an axis: another number of replicas is the smallest change, another
+"""The cost of another size than the wanted one, by axis. Another number of replicas is the smallest change, another
 width of layers the largest."""
 
 
 @dataclass(frozen=True)
 class MeshChoice:
-    """What a run's mesh should be, and what it may be.
+    """The mesh that a run should have, and the meshes that it may have.
 
     Attributes:
-        wanted: The mesh that was asked for.
+        wanted: The mesh that the user requested.
         shard: The most workers along this axis; 1 where the mechanism does not divide along it.
         tensor: Likewise.
         pipeline: Likewise.
         slots: The most parts that a batch can be cut into.
-        fixed: It stays the wanted one: the mechanism cannot reshape a run.
-        owes: Each worker keeps what it has not sent yet of its gradients.
+        fixed: The mesh stays the wanted one, because the mechanism cannot reshape a run.
+        owes: Each worker keeps the parts of its gradients that it has not sent yet.
+
+    Example:
+        >>> MeshChoice.of(ExecutionSettings(mesh=Mesh(data=2, tensor=2))).for_workers(2)
+        Mesh(data=1, shard=1, tensor=2, pipeline=1)
     """
 
     wanted: Mesh = field(default_factory=Mesh)
@@ -45,8 +49,10 @@ class MeshChoice:
 
     @classmethod
     def of(cls, execution: ExecutionSettings) -> MeshChoice:
-        """What ``execution`` begin with, and what their mechanism allows. How many layers a pipeline could divide is
-        known to workers alone (``LayersFound``): until they tell, it has no more stages than it is to begin with.
+        """Return the choice for ``execution``: its first mesh, and what its mechanism allows.
+
+        Only workers know how many layers a pipeline could divide (``LayersFound``). Until they report it, a pipeline
+        has no more stages than at the start.
         """
         wanted, axes, compression = execution.first_mesh, execution.parts.dividing, execution.compression
         return cls(
@@ -59,7 +65,7 @@ class MeshChoice:
         )
 
     def widened(self, layers: int) -> MeshChoice:
-        """As this, with a pipeline of as many stages as there are ``layers``, where there is a pipeline."""
+        """Return this choice with a pipeline of up to ``layers`` stages, where there is a pipeline."""
         return replace(self, pipeline=max(layers, self.wanted.pipeline)) if self.pipeline > 1 and layers else self
 
     @property
@@ -69,22 +75,22 @@ class MeshChoice:
 
     @property
     def leavers_send_state(self) -> bool:
-        """Whether a worker that leaves has something for those that stay."""
+        """Whether a worker that leaves must send state to the workers that stay."""
         return self.divides or self.keeps_residual
 
     def for_workers(self, workers: int) -> Mesh:
-        """The mesh of ``workers`` workers, or of as many of them as it has places for.
+        """Return the mesh of ``workers`` workers, or of as many of them as have a place.
 
-        A replica is divided by no fewer workers than was asked for, as far as there are so many: each has the memory
-        for its part. Then as many workers as possible have a place; then the mesh is the nearest to the wanted one.
+        A replica is divided among at least as many workers as in the wanted mesh, as far as there are so many, because
+        each has the memory for its part. Then as many workers as possible get a place. Then the mesh is the nearest to
+        the wanted one.
         """
         return min(self._possible(workers), key=lambda mesh: self._cost(mesh, workers))
 
     def most_parts(self, workers: int) -> int:
-        """Into how many parts up to so many ``workers`` may cut a batch, each at least one slot.
+        """Return the most parts into which up to so many ``workers`` may cut a batch. Each part is at least one slot.
 
-        One worker more may stand as a mesh with fewer parts, where a replica is divided by more of them; with as many
-        more as carry a part there are more parts again.
+        A mesh of one more worker may cut the batch into fewer parts, where it divides a replica among more workers.
         """
         inner = self.wanted.tensor * self.wanted.pipeline
         return max(self.for_workers(n).batch for n in range(max(1, workers - inner), workers + 1))
@@ -108,27 +114,27 @@ class MeshChoice:
             raise UserError(rule, f"{mesh}: {mesh.batch} parts", "use fewer workers along data and shard")
 
     def meshes(self, low: int, high: int) -> list[Mesh]:
-        """Every mesh of ``low`` to ``high`` workers that the run can have."""
-        found = {
+        """Return every mesh of ``low`` to ``high`` workers that the run can have."""
+        meshes = {
             replace(mesh, data=data)
             for mesh in self._possible(high)
             for data in range(1, mesh.data + 1)
             if data * mesh.replica >= low and data * mesh.shard <= self.slots
         }
-        return sorted(found, key=str)
+        return sorted(meshes, key=str)
 
     def _possible(self, workers: int) -> list[Mesh]:
         """Every mesh of at most ``workers`` with as many replicas as fit."""
-        found = []
+        meshes = []
         for tensor in range(1, min(self.tensor, workers) + 1):
             for pipeline in range(1, min(self.pipeline, workers // tensor) + 1):
                 left = workers // (tensor * pipeline)
                 for shard in range(1, min(self.shard, left) + 1):
-                    found.append(Mesh(left // shard, shard, tensor, pipeline))
-        return found
+                    meshes.append(Mesh(left // shard, shard, tensor, pipeline))
+        return meshes
 
     def _cost(self, mesh: Mesh, workers: int) -> tuple[int, int, float, str]:
-        """The lower the better; the text makes it one order."""
+        """The lower the better; the text breaks ties."""
         distance = sum(
             weight * abs(log(getattr(mesh, axis) / getattr(self.wanted, axis))) for axis, weight in WEIGHTS.items()
         )
@@ -152,12 +158,16 @@ def assign_ranks(
     mesh: Mesh,
     hosts: Mapping[int, str] = _ONE_HOST,
 ) -> tuple[int, ...]:
-    """Workers in the order of their ranks in ``mesh``: who carries a part of the model goes on with it, if it can.
+    """Return the workers in the order of their ranks in ``mesh``.
 
-    ``before``: the mesh until now; ``ranks``: the rank in it of each that stays; ``hosts``: where each worker runs.
-    Otherwise ranks go host by host, as far as nobody has to change its part for it: those who carry a replica together
-    are neighbours then, and a reduction has the fewest hops across. No joiner is the first: somebody has to tell of
-    the change.
+    A worker that carries a part of the model keeps that part if possible. Other ranks go host by host, so that the
+    workers of a replica are neighbours and a reduction has the fewest hops between hosts. The first rank is never a
+    joiner's, because it must report the change.
+
+    Args:
+        before: The mesh until now.
+        ranks: The rank in it of each worker that stays.
+        hosts: The host of each worker.
     """
     inner = mesh.tensor * mesh.pipeline
     if before is None or inner == 1 or (before.tensor, before.pipeline) != (mesh.tensor, mesh.pipeline):
@@ -182,19 +192,19 @@ def assign_ranks(
 
 
 def by_host(workers: Sequence[int], hosts: Mapping[int, str]) -> tuple[int, ...]:
-    """``workers`` host by host, hosts in the order in which they come first, and each host's workers as they come."""
+    """Return ``workers`` host by host. Hosts, and the workers of each, keep the order of their first appearance."""
     order = {host: at for at, host in enumerate(dict.fromkeys(hosts.get(worker) for worker in workers))}
     return tuple(sorted(workers, key=lambda worker: order[hosts.get(worker)]))
 
 
 def _fullest(of: Sequence[Sequence[int]], queues: Sequence[Sequence[int]], hosts: Mapping[int, str]) -> str | None:
-    """The host, of those of the workers in ``of``, that has the next workers of the most parts."""
-    told = [hosts.get(worker) for queue in of for worker in queue]
-    return max(told, key=lambda host: sum(any(hosts.get(w) == host for w in q) for q in queues), default=None)
+    """The host of a worker in ``of`` that has the next workers of the most parts."""
+    candidates = [hosts.get(worker) for queue in of for worker in queue]
+    return max(candidates, key=lambda host: sum(any(hosts.get(w) == host for w in q) for q in queues), default=None)
 
 
 def _next(queue: list[int], later: int, host: str | None, hosts: Mapping[int, str]) -> int | None:
-    """Take the first worker of ``queue`` that is on ``host``, or any where ``later`` rows have no place for all."""
+    """Take the first worker of ``queue`` on ``host``; of all where ``later`` rows have no place for everyone."""
     at = next((i for i, worker in enumerate(queue) if hosts.get(worker) == host), None)
     if at is None and len(queue) <= later:
         return None
@@ -202,7 +212,7 @@ def _next(queue: list[int], later: int, host: str | None, hosts: Mapping[int, st
 
 
 def _taken(places: list[int | None]) -> int:
-    """The last worker that has a place gives it up for the first."""
+    """Move the last worker with a place to the first place."""
     last = max(i for i, worker in enumerate(places) if worker is not None)
     worker, places[last] = places[last], None
     assert worker is not None
@@ -212,7 +222,7 @@ def _taken(places: list[int | None]) -> int:
 def fitting_workers(
     members: tuple[int, ...], before: Mesh | None, ranks: Mapping[int, int], places: int
 ) -> tuple[int, ...]:
-    """``members`` less those that there are no ``places`` for: of the parts that most of them carry, the last go."""
+    """Return ``members`` without those for whom there are no ``places``: the last carriers of the most common parts."""
     staying = list(members)
     inner = 1 if before is None else before.tensor * before.pipeline
     while len(staying) > places:

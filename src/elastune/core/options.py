@@ -1,8 +1,8 @@
 """Options written as a text, "name:option=value,option=value", and read by annotations. Pure.
 
-What a text names is a class; the arguments of its constructor are its options. Their annotations say what each may be:
-``int``, ``float``, ``str``, ``bool``, ``tuple[kind, ...]`` of the first three (written a/b or a,b), a ``Literal`` of
-texts, each of them bounded by ``Annotated[int, Range(2, 64)]``, and any of them or None (written none).
+The name stands for a class, and the arguments of its constructor are its options. An annotation decides the values:
+``int``, ``float``, ``str``, ``bool``, ``tuple[kind, ...]`` of the first three (written a/b or a,b), or a ``Literal`` of
+texts. ``Annotated[int, Range(2, 64)]`` bounds each of them, and each may also be None (written none).
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ _EXAMPLES = {int: 64, float: 1.5, bool: True, str: "a"}
 
 @dataclass(frozen=True)
 class Range:
-    """Which numbers are allowed: from ``low`` to ``high``, without an end that is ``open_``. Never infinite ones."""
+    """The allowed numbers: from ``low`` to ``high``, without an end that is ``open_``. They are always finite.
+
+    Example:
+        >>> class Mine(elastune.Policy):
+        ...     def __init__(self, every: Annotated[int, Range(1, 1000)] = 50) -> None: ...
+    """
 
     low: float = -math.inf
     high: float = math.inf
@@ -53,9 +58,10 @@ class Range:
 
 @dataclass(frozen=True)
 class Option:
-    """What an option may be: a ``base`` in ``range`` or of ``choices``, or a tuple of ``many``, or, ``optional``, None.
+    """The values of one option: a ``base`` in ``range`` or one of ``choices``, a tuple of ``many``, or (``optional``)
+    None.
 
-    ``default``: its value where a text does not name it.
+    ``default``: the value where a text does not name the option.
     """
 
     base: type
@@ -67,7 +73,7 @@ class Option:
 
     @classmethod
     def of(cls, annotation: Any, default: Any = REQUIRED) -> Option | None:
-        """What ``annotation`` means, see the module; None where it means something else."""
+        """Return the option that ``annotation`` describes (see the module); None for any other annotation."""
         origin, args = get_origin(annotation), get_args(annotation)
         if origin is Literal:
             return cls(str, choices=args, default=default) if all(isinstance(arg, str) for arg in args) else None
@@ -103,7 +109,7 @@ class Option:
         return f"{words} or none" if self.optional else words
 
     def read(self, text: str) -> Any:
-        """The value written as ``text``, still to be checked; ``ValueError`` where it cannot be one."""
+        """Return the value written as ``text``, not checked yet. Raises ``ValueError`` for an impossible text."""
         if self.optional and text.lower() == "none":
             return None
         if self.many:
@@ -116,7 +122,7 @@ class Option:
 
     @property
     def example(self) -> str:
-        """A text that it may be: the default's where that is one."""
+        """Return a text that the option accepts: the default's, if it has one."""
         usual = self.default if self.default is not None and self.default in self else None
         if isinstance(usual, tuple):
             usual = "/".join(map(str, usual)) or None
@@ -125,9 +131,10 @@ class Option:
 
 
 def split(text: str, what: str, example: str) -> tuple[str, str]:
-    """The name in "name:option=value,...", and the text of the options, empty without a colon.
+    """Return the name in "name:option=value,...", and the text of the options; empty without a colon.
 
-    Every other text is a ``UserError``: ``what`` says for what it stands, ``example`` how it is written.
+    Raises ``UserError`` for any other text. ``what`` names the thing that the text describes, and ``example`` shows its
+    form.
     """
     if not isinstance(text, str):
         raise UserError(f"{what} is given as a text", repr(text), f"such as {example}")
@@ -140,36 +147,38 @@ def split(text: str, what: str, example: str) -> tuple[str, str]:
 
 
 def parse(name: str, text: str, kind: type[T], **fixed: Any) -> T:
-    """A ``kind`` with the options of ``text``, "option=value,...", and its defaults; ``fixed`` ones cannot be named."""
+    """Return a ``kind`` with the options of ``text``, "option=value,...", and its defaults. A text cannot name
+    ``fixed`` ones.
+    """
     options = {option: known for option, known in options_of(kind).items() if option not in fixed}
     return kind(**read(name, text, options), **fixed)
 
 
 def options_of(kind: type) -> dict[str, Option]:
-    """The options of a class by name: its constructor's arguments, annotated or with a plain default.
+    """Return the options of a class by name: the arguments of its constructor with an annotation or a plain default.
 
-    Arguments of other types are left at their defaults. Raises ``UserError`` where such a one has none.
+    Arguments of other types keep their defaults. Raises ``UserError`` for such an argument without a default.
     """
     try:
         hints = get_type_hints(kind if is_dataclass(kind) else kind.__init__, include_extras=True)  # type: ignore[misc]
     except NameError as error:
         rule = f"the options of {kind.__name__} must have known types"
         raise UserError(rule, error, "import them, or leave them out") from None
-    found = {}
+    options = {}
     for parameter in inspect.signature(kind).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             continue
         plain = str if parameter.default is REQUIRED else type(parameter.default)
         if option := Option.of(hints.get(parameter.name, plain), parameter.default):
-            found[parameter.name] = option
+            options[parameter.name] = option
         elif parameter.default is REQUIRED:
             rule = f"an option of {kind.__name__} must be int, float, str, bool or a tuple of one of them"
             raise UserError(rule, parameter, "annotate it so, or give it a default")
-    return found
+    return options
 
 
 def read(name: str, text: str, options: Mapping[str, Option]) -> dict[str, Any]:
-    """The values that ``text``, "option=value,...", gives to ``options``, which are those of ``name``."""
+    """Return the values that ``text``, "option=value,...", gives to ``options``, which belong to ``name``."""
     texts: dict[str, str] = {}
     latest = ""
     for part in text.split(",") if text else ():
@@ -192,7 +201,7 @@ def read(name: str, text: str, options: Mapping[str, Option]) -> dict[str, Any]:
 
 
 def check(name: str, instance: object) -> None:
-    """Raise ``UserError`` where an attribute of ``instance`` is not what its class's annotation allows."""
+    """Raise ``UserError`` for an attribute of ``instance`` that the annotations of its class do not allow."""
     for option, known in options_of(type(instance)).items():
         if (value := getattr(instance, option)) not in known:
             _refuse(option, value, known, name)

@@ -20,18 +20,23 @@ from elastune.core.errors import UserError
 from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.sync_plan import MOST_STEP, SyncPlan, SyncSchedule
 
-# With whose weights a training begins.
+# The weights that a training begins with.
 
 
 @dataclass(frozen=True)
 class StartFrom:
-    """What is taken of another model's weights.
+    """The model whose weights a training begins with.
 
     Attributes:
         source: The folder of a run or a trial, whose newest checkpoint is read, or a safetensors file.
-        rename: Of a tensor's name there the beginning, and what stands for it here; of several that fit, the first.
-        fresh: Names here that keep their initial values, with ``*`` for anything, such as "head.*".
-        sha256: What the source must have, for all trials of a study to begin alike; "" for whatever it has.
+        rename: Pairs of beginnings of tensor names, in the source and in this model. The first pair that fits counts.
+        fresh: Names in this model that keep their initial values, with ``*`` for anything, such as "head.*".
+        sha256: The digest that the source must have, so that all trials of a study begin alike; "" for any.
+
+    Example:
+        >>> start = StartFrom(Path("pretrained"), rename=(("backbone.", "encoder."),), fresh=("head.*",))
+        >>> start.renamed("backbone.0.weight")
+        'encoder.0.weight'
     """
 
     source: Path
@@ -40,36 +45,36 @@ class StartFrom:
     sha256: str = ""
 
     def renamed(self, name: str) -> str:
-        """What the source's ``name`` is called here."""
+        """Return the name in this model of the source's tensor ``name``."""
         for begins, instead in self.rename:
             if name.startswith(begins):
                 return instead + name[len(begins) :]
         return name
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         rename = [list(pair) for pair in self.rename]
         return {"source": str(self.source), "rename": rename, "fresh": list(self.fresh), "sha256": self.sha256}
 
     @classmethod
-    def from_json(cls, told: Any) -> StartFrom:
-        """What ``to_json`` gave. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else."""
-        rename = tuple((str(begins), str(instead)) for begins, instead in told["rename"])
-        return cls(Path(told["source"]), rename, tuple(map(str, told["fresh"])), str(told["sha256"]))
+    def from_json(cls, data: Any) -> StartFrom:
+        """Return what ``to_json`` described. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else."""
+        rename = tuple((str(begins), str(instead)) for begins, instead in data["rename"])
+        return cls(Path(data["source"]), rename, tuple(map(str, data["fresh"])), str(data["sha256"]))
 
 
 def parse_renames(texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Of "backbone.=encoder.", as ``--rename`` has it. Raises ``UserError``."""
-    found = []
+    """Return the pairs that ``--rename`` names, such as "backbone.=encoder.". Raises ``UserError``."""
+    renames = []
     for text in texts:
         begins, equals, instead = text.partition("=")
         if not equals or "=" in instead:
             raise UserError("a rename is THERE=HERE, the beginnings of names", repr(text)[:80], "backbone.=encoder.")
-        found.append((begins, instead))
-    return tuple(found)
+        renames.append((begins, instead))
+    return tuple(renames)
 
 
-# What a run is made of: the program, its meaning (config, seed), and the means by which it runs.
+# The parts of a run: the program, its hyperparameters and seed, and the execution settings.
 
 Mode = Literal["exact", "fast"]
 Precision = Literal["fp32", "bf16"]
@@ -79,15 +84,15 @@ DEFAULT_VIRTUAL_TENSOR = 4  # where layers are divided; more workers along that 
 ConfigValue = Scalar | None | list["ConfigValue"]
 Config = dict[str, ConfigValue]
 ProgramSource = dict[str, dict[str, str]]
-"""Digests of a program's statements by file and part, see ``train.program.source``; empty: not known."""
+"""Digests of a program's statements by file and part (``train.program.source``); empty: not known."""
 
 
 def number(config: Config, name: str) -> float:
     """Return the numeric setting ``name``.
 
     Raises:
-        KeyError: Where there is no such setting.
-        TypeError: Where it is no number.
+        KeyError: Where the setting is missing.
+        TypeError: Where its value is not a number.
     """
     value = config[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -97,13 +102,13 @@ def number(config: Config, name: str) -> float:
 
 @dataclass(frozen=True)
 class Program:
-    """A Python file of the user's and its training function.
+    """A Python file of the user, and its training function.
 
     Attributes:
         path: The file.
         train: The name of the training function.
-        data: The folder of data sets that the program was told; None: it was told none.
-        arguments: Its own command line, which it reads from ``sys.argv[1:]``.
+        data: The folder of the program's data sets; None: the user gave none.
+        arguments: The program's own command line, which it reads from ``sys.argv[1:]``.
     """
 
     path: Path
@@ -113,45 +118,46 @@ class Program:
 
     @property
     def data_text(self) -> str | None:
-        """``data`` as a journal keeps it."""
+        """``data`` as a journal holds it."""
         return None if self.data is None else str(self.data)
 
 
 @dataclass(frozen=True)
 class ExecutionSettings:
-    """System parameters (parallelism and execution): how a result is computed, at what speed and cost.
+    """How a training is executed, at what speed and cost: workers, mechanism, topology and other system settings.
 
-    In ``exact`` mode only ``num_slots``, ``virtual_tensor``, ``precision`` and ``threads`` change the result.
-    ``compress``, which is for ``fast`` mode, changes it, too. Where they are left out, ``workers`` are those of the
-    mesh, and ``mechanism`` is the least that the mesh needs.
+    In ``exact`` mode only ``num_slots``, ``virtual_tensor``, ``precision`` and ``threads`` change the result;
+    ``compress`` is for ``fast`` mode and changes it, too. ``workers`` default to those of the mesh, and ``mechanism``
+    to the least that the mesh needs.
 
     Args:
         workers: Processes that train together at the beginning.
         mode: "exact" (equal bits for any number of workers) or "fast" (equal up to rounding).
         mechanism: How a replica of the model lies on workers. "replicated": every worker holds all of it. Names are
-            joined by "+": "tensor+zero". See ``core.mechanism_name``.
-        num_slots: Equal shares of every global batch. It belongs to the run and stays when workers change. None: one
-            for each worker that trains on samples of its own, so one without other workers (docs/decisions/0010).
+            joined by "+": "tensor+zero". See ``core.mesh.MechanismName``.
+        num_slots: Equal shares of every global batch. The number belongs to the run and stays when workers change.
+            None: one for each worker that trains on samples of its own, so one without other workers
+            (docs/decisions/0010).
         threads: CPU threads of each worker; equal on every worker, because results of CPU kernels may depend on it.
         device: "cpu", "cuda" or "cuda:N".
         precision: "fp32" or "bf16" (autocast in the forward pass).
         micro_batch: The most samples of one forward pass; None: no bound.
         mesh: The workers as a grid; None: all along the axis of the mechanism, see ``first_mesh``.
         copies: Workers that hold each piece of divided state; None: two where workers may change, else one.
-        virtual_tensor: Blocks that layers are divided into for the tensor axis. It belongs to the run, as ``num_slots``
-            does. 1 where the mechanism divides no layers.
+        virtual_tensor: Blocks into which layers are divided for the tensor axis; 1 where the mechanism divides no
+            layers. Like ``num_slots`` it belongs to the run.
         schedule: The order in which a pipeline's stages run forward and backward passes.
-        offload: Keep optimizer state in the CPU's memory, and take the optimizer's steps there; they round otherwise
-            than a GPU's.
+        offload: Keep optimizer state in the CPU's memory, and take the optimizer's steps there. They round differently
+            than on a GPU.
         zero_stage: What DeepSpeed or FairScale divide: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too;
-            None: what the mechanism does by default.
-        compress: How gradients are compressed, "int8" or "powersgd:rank=4" (``core.compression``); None: not at all.
-        topology: The routes of sums, see ``core.topology``; a text is read as for ``--topology``.
-        bucket_bytes: The most bytes of gradients that are summed in one message, of replicated workers; None: 16 MiB,
-            the first one 1 MiB.
+            None: the mechanism's default.
+        compress: How gradients are compressed, "int8" or "powersgd:rank=4" (``core.communication``); None: not at all.
+        topology: The routes of sums (``core.communication``); a text is read as for ``--topology``.
+        bucket_bytes: The most bytes of gradients in one message of replicated workers; None: 16 MiB, the first one 1
+            MiB.
 
     Example:
-        >>> elastune.run(train, {"lr": 0.1}, means=elastune.ExecutionSettings(workers=4, mode="fast", micro_batch=64))
+
     """
 
     workers: int = None  # type: ignore[assignment]  # a number once it is made
@@ -178,33 +184,33 @@ class ExecutionSettings:
         return self.micro_batch is not None or (self.mode == "exact" and self.num_slots > 1)
 
     def __post_init__(self) -> None:
-        told: Any = self
+        raw: Any = self
         for name_ in ("num_slots", "copies", "virtual_tensor", "zero_stage", "bucket_bytes"):
-            value = getattr(told, name_)
+            value = getattr(raw, name_)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise UserError(f"{name_} must be a whole number", repr(value), f"for example {name_}=2")
-        if not isinstance(told.mesh, Mesh | None):
-            raise UserError("a mesh must be a Mesh", repr(told.mesh), "use elastune.Mesh(data=2, shard=2)")
-        if not isinstance(told.topology, Topology):
-            if not isinstance(told.topology, str):
-                raise UserError("a topology must be a text", repr(told.topology)[:100], 'such as "tree"')
-            object.__setattr__(self, "topology", Topology.parse(told.topology))
-        if not isinstance(told.mechanism, str | None):
-            raise UserError("a mechanism must be a text", repr(told.mechanism), 'such as "tensor+zero"')
-        if not isinstance(told.compress, str | None):
-            raise UserError("a compression must be a text", repr(told.compress)[:100], 'such as "powersgd:rank=4"')
-        compression = None if told.compress is None else Compression.parse(told.compress)
-        blocks = told.virtual_tensor
+        if not isinstance(raw.mesh, Mesh | None):
+            raise UserError("a mesh must be a Mesh", repr(raw.mesh), "use elastune.Mesh(data=2, shard=2)")
+        if not isinstance(raw.topology, Topology):
+            if not isinstance(raw.topology, str):
+                raise UserError("a topology must be a text", repr(raw.topology)[:100], 'such as "tree"')
+            object.__setattr__(self, "topology", Topology.parse(raw.topology))
+        if not isinstance(raw.mechanism, str | None):
+            raise UserError("a mechanism must be a text", repr(raw.mechanism), 'such as "tensor+zero"')
+        if not isinstance(raw.compress, str | None):
+            raise UserError("a compression must be a text", repr(raw.compress)[:100], 'such as "powersgd:rank=4"')
+        compression = None if raw.compress is None else Compression.parse(raw.compress)
+        blocks = raw.virtual_tensor
         least = MechanismName.minimal_for(self.mesh, blocks)
-        name = least if told.mechanism is None else MechanismName.parse(self.mechanism)
-        workers = told.workers
+        name = least if raw.mechanism is None else MechanismName.parse(self.mechanism)
+        workers = raw.workers
         if workers is None:
             workers = 1 if self.mesh is None else self.mesh.workers
         if blocks is None:
             alone = workers if name.dividing == ("tensor",) else 1
             blocks = max(DEFAULT_VIRTUAL_TENSOR, alone if self.mesh is None else self.mesh.tensor) if name.tensor else 1
         compress = None if compression is None else str(compression)
-        slots = told.num_slots
+        slots = raw.num_slots
         if slots is None and self.mesh is None:
             slots = 1 if name.tensor or name.pipeline else workers
         settled: dict[str, Any] = {"mechanism": str(name), "workers": workers, "virtual_tensor": blocks}
@@ -214,7 +220,7 @@ class ExecutionSettings:
 
     @property
     def parts(self) -> MechanismName:
-        """The parts of the mechanism's name."""
+        """The parsed name of the mechanism."""
         return MechanismName.parse(self.mechanism)
 
     @property
@@ -224,16 +230,15 @@ class ExecutionSettings:
 
     @property
     def first_mesh(self) -> Mesh:
-        """The mesh that a run begins with: ``mesh``, or the one that the mechanism makes of ``workers``.
+        """The mesh at the beginning: ``mesh``, or the mesh that the mechanism makes of ``workers``.
 
         Raises:
-            UserError: Where the mechanism divides along several axes and ``mesh`` does not say how many workers are
-                along which.
+            UserError: Where the mechanism divides along several axes and ``mesh`` does not give the workers along each.
         """
         return self.parts.mesh(self.workers) if self.mesh is None else self.mesh
 
     def on(self, workers: int) -> ExecutionSettings:
-        """Return the same means with as many whole replicas as ``workers`` can hold.
+        """Return the same settings with as many whole replicas as ``workers`` can hold.
 
         If they cannot hold one, all workers are along the mechanism's axis.
         """
@@ -241,7 +246,7 @@ class ExecutionSettings:
         return replace(self, workers=workers if mesh is None else mesh.workers, mesh=mesh)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as a journal holds them; values that do not apply to this mechanism are left out."""
+        """Return plain values for a journal, without those that do not apply to this mechanism."""
         parts, plain = self.parts, {f.name: getattr(self, f.name) for f in fields(self)}
         plain["mesh"] = None if self.mesh is None else str(self.mesh)
         plain["topology"] = str(self.topology)
@@ -259,32 +264,32 @@ class ExecutionSettings:
         return {name: value for name, value in plain.items() if not silent.get(name, False)}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> ExecutionSettings:
-        """Return the means that ``to_json`` gave, from a journal or another process.
+    def from_json(cls, data: Mapping[str, Any]) -> ExecutionSettings:
+        """Return the settings that ``to_json`` described, from a journal or another process.
 
         Raises:
-            TypeError: For a name that is no system parameter.
+            TypeError: For an unknown name.
             UserError: For a text that is no mesh or mechanism.
         """
-        mesh = told.get("mesh")
+        mesh = data.get("mesh")
         if not isinstance(mesh, str | None):
             raise UserError("a mesh must be a text", repr(mesh)[:100], 'such as "data=2,shard=2"')
-        return cls(**{**told, "mesh": mesh if mesh is None else Mesh.parse(mesh)})
+        return cls(**{**data, "mesh": mesh if mesh is None else Mesh.parse(mesh)})
 
 
 @dataclass(frozen=True)
 class Elastic:
-    """How the workers of a run may change while it goes on.
+    """How the workers of a run may change while it trains.
 
     Attributes:
         low: The fewest workers.
         high: The most workers; None: as many as the run began with.
         heartbeat_s: A worker that is silent for so many seconds counts as lost.
-        most_losses: A run that loses workers so many times without progress in between (steps that survive, a later
-            checkpoint or report) has failed: whatever kills the workers would go on.
-        collective_timeout_s: Seconds that workers wait for one that lives and does not come to a reduction or gather.
-            Then the run ends and says which worker was missing.
-        grace_s: Seconds that workers go on without a controller and look for the next one; 0: they end with it.
+        most_losses: A run has failed once it lost workers so many times without progress in between. Progress is a step
+            that survives, a later checkpoint or a report.
+        collective_timeout_s: Seconds that workers wait for one that lives but does not come to a reduction or gather.
+            Then the run ends and names the missing worker.
+        grace_s: Seconds that workers train without a controller and look for the next one; 0: they end with it.
     """
 
     low: int = 1
@@ -297,12 +302,16 @@ class Elastic:
 
 @dataclass(frozen=True)
 class Adapt:
-    """What is measured while a run goes on, and what changes it.
+    """The monitors and policies of a run.
 
     Attributes:
         policies: Texts as for ``--policy``, "gns:max_batch=2048"; in order.
-        monitors: Texts as for ``--monitor``, "noise_scale" or "noise_scale:every=10"; in addition to those that
+        monitors: Texts as for ``--monitor``, "noise_scale" or "noise_scale:every=10", in addition to those that
             policies need.
+
+    Example:
+        >>> Adapt(policies=("gns:max_batch=2048",)).to_json()
+        {'policies': ['gns:max_batch=2048'], 'monitors': []}
     """
 
     policies: tuple[str, ...] = ()
@@ -317,7 +326,8 @@ class Adapt:
 class RunSpec:
     """Everything that decides a run.
 
-    ``config``, ``seed``, ``sync`` and ``sync_schedule`` are its meaning, ``execution`` its means.
+    ``config``, ``seed``, ``sync`` and ``sync_schedule`` are hyperparameters: they decide the result. ``execution`` has
+    the execution settings.
 
     Attributes:
         out: The folder of the run's journal, checkpoints and logs.
@@ -327,17 +337,17 @@ class RunSpec:
         checkpoint_every_steps: None: a checkpoint at the end of each epoch; k: also after every k steps; 0: none at
             all.
         resume: Continue from the newest checkpoint in ``out``.
-        parent: The folder of another run: begin with its newest checkpoint, and go on with this run's own config.
+        parent: The folder of another run: begin with its newest checkpoint, with this run's own config.
         from_dcp: A checkpoint of torch.distributed.checkpoint: begin with its weights, and with the optimizer's tensors
             that it has.
         start_from: Begin with the weights of another model, as far as they fit.
-        spool: Where a worker leaves its files for its agent, and finds those that it asks for; None: in ``out``, which
-            the worker shares with the controller.
+        spool: The folder through which a worker and its agent exchange files; None: ``out``, which the worker shares
+            with the controller.
         measure_link: Time a few all-reduces at the end, for the step-time model.
-        spread: Use as many hosts as there are, instead of as few as it takes; for measuring.
-        divergence: When the run has failed.
-        source: The program as the run was begun with it: a worker that has loaded another one is not let in.
-        data_seen: The training set that is expected, as a journal keeps it (``DataContext``); None: not known.
+        spread: Use as many hosts as possible, not as few; for measurements.
+        divergence: The rule by which the run has failed.
+        source: The program at the start of the run. A worker that has loaded another program is not let in.
+        data_seen: The expected training set, as a journal holds it (``DataContext``); None: not known.
         accept_changes: Go on from a checkpoint with another program or other data.
         proves: Prove in the first step that several slots train as one pass a batch.
         checked: ``elastune check`` has found nothing in the program.
@@ -404,10 +414,10 @@ class Position:
 
     Attributes:
         epoch: Completed epochs.
-        offset: Samples used of the current epoch.
+        offset: Used samples of the current epoch.
         step: Completed steps.
-        samples: Samples used in all.
-        turn: Steps that the next global batch has had already, where each batch has several.
+        samples: Used samples in all.
+        turn: Steps already taken with the next global batch, where each batch has several.
     """
 
     epoch: int = 0
@@ -417,11 +427,12 @@ class Position:
     turn: int = 0
 
 
-# Whether a run can have a strategy: at its start, by its schedule, or because a policy or the program asks for it.
+# Whether a run can have a sync strategy: at its start, by its schedule, by a policy or by the program.
 
 
 def check_strategy(plan: SyncPlan, spec: RunSpec) -> None:
-    """Refuse a ``plan`` that ``spec`` cannot have. How long a pass is, workers find out (``train.data.planned``).
+    """Refuse a ``plan`` that ``spec`` cannot have. Only workers can check the length of a pass
+    (``train.data.planned``).
 
     Raises:
         UserError: For learners that do not go with slots, workers, mechanism, mode or compression, and for a round that
@@ -440,30 +451,30 @@ def check_strategy(plan: SyncPlan, spec: RunSpec) -> None:
 
 
 def check_schedule(spec: RunSpec) -> None:
-    """Raise ``UserError`` for changes of strategy that come when the run is over, where its end is known."""
+    """Raise ``UserError`` for a change of strategy after the end of the run, where its end is known."""
     late = spec.sync_schedule.beyond(MOST_STEP + 1 if spec.max_steps is None else spec.max_steps)
     if late.changes:
-        rule, told = "a schedule of strategies must end before the run does", f"{late}, {spec.max_steps} steps"
-        raise UserError(rule, told, "use an earlier step, or more --max-steps, or leave it out")
+        rule, value = "a schedule of strategies must end before the run does", f"{late}, {spec.max_steps} steps"
+        raise UserError(rule, value, "use an earlier step, or more --max-steps, or leave it out")
 
 
 def refuse_repeated_batches(plan: SyncPlan) -> None:
-    """Raise ``UserError`` where a program takes several steps with each batch, and learners would not."""
+    """Raise ``UserError`` where a program takes several steps with each batch but learners would take one."""
     if plan.in_rounds:
         raise UserError("turns need workers that agree in each step", plan, "use --sync allreduce")
 
 
-# The settings that say how long a training is. More of them continues it; any other change makes another training.
+# The settings for the length of a training. A larger value continues it; any other change makes another training.
 
 LENGTHS = ("epochs", "num_epochs", "max_epochs", "num_train_epochs", "max_steps")
 
 
 def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the names of the settings that differ, sorted, but for lengths of the training that have grown.
+    """Return the sorted names of settings that differ, except lengths of the training that have grown.
 
     Args:
-        then: The settings that a training was begun with.
-        now: Those that it is to continue with.
+        then: The settings at the start of the training.
+        now: The settings with which it is to continue.
 
     Example:
         >>> changed_settings({"lr": 0.1, "epochs": 2}, {"lr": 0.2, "epochs": 4})
@@ -473,7 +484,7 @@ def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
 
 
 def grown(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the names of the lengths of which ``now`` has more than ``then``."""
+    """Return the names of the lengths that are larger in ``now`` than in ``then``."""
     return [name for name in LENGTHS if name in then and name in now and _more(then[name], now[name])]
 
 
@@ -491,28 +502,28 @@ def _more(old: object, new: object) -> bool:
     return len(numbers) == 2 and numbers[1] > numbers[0]
 
 
-# A command line that can be given again.
+# A command line that "elastune resume" can repeat.
 
 
 @dataclass(frozen=True)
 class CommandLine:
     """A command line as a journal keeps it, for ``elastune resume``.
 
-    Options that are for one call alone (--out, --resume, --json, faults) are left out.
+    Options for one call alone (--out, --resume, --json, faults) are left out.
 
     Attributes:
         words: Such as ("run", "--workers=2", "--", "train.py").
-        folder: The folder that it was given in.
+        folder: The working directory of the call.
     """
 
     words: tuple[str, ...]
     folder: str
 
 
-# One stable way to derive independent seeds from a run's seed.
+# Independent seeds from a run's seed.
 
 
 def derive(seed: int, *keys: str | int) -> int:
-    """A 63-bit seed that depends only on ``seed`` and ``keys``: the same on every machine, process and version."""
+    """Return a 63-bit seed that depends on ``seed`` and ``keys`` only: equal on every machine, process and version."""
     text = "\x1f".join(map(str, (seed, *keys))).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1

@@ -11,16 +11,17 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-# Slots: equal logical shares of a global batch, and the canonical tree that sums over them.
-#
-# A slot's work depends on the slot alone, never on the worker that does it. Sums over slots follow ONE fixed binary
-# tree over slot indices, so that a floating-point sum does not depend on who computed which slot. Pure: no torch here.
-
 T = TypeVar("T")
 
 
 def cut(total: int, parts: int) -> list[range]:
-    """``range(total)`` cut into ``parts`` contiguous ranges whose sizes differ by at most one (some may be empty)."""
+    """Return ``range(total)`` cut into ``parts`` contiguous ranges whose sizes differ by at most one; some may be
+    empty.
+
+    Example:
+        >>> cut(8, 3)
+        [range(0, 2), range(2, 5), range(5, 8)]
+    """
     if total < 0 or parts < 1:
         raise ValueError(f"cut needs total >= 0 and parts >= 1, not {total} and {parts}")
     edges = [total * k // parts for k in range(parts + 1)]
@@ -28,47 +29,49 @@ def cut(total: int, parts: int) -> list[range]:
 
 
 def dealt(total: int, parts: int) -> list[range]:
-    """``range(total)`` dealt out in turn, as cards are: what the parts have at one time lies side by side."""
+    """Return ``range(total)`` dealt out in turn, so that all parts have neighbouring numbers at one time."""
     if total < 0 or parts < 1:
         raise ValueError(f"dealt needs total >= 0 and parts >= 1, not {total} and {parts}")
     return [range(first, total, parts) for first in range(parts)]
 
 
 Deal = Callable[[int, int], list[range]]
-"""Which slots each worker has: ``cut`` or ``dealt``."""
+"""The slots of each worker: ``cut`` or ``dealt``."""
 
 
 def middle(node: range) -> int:
-    """Where the canonical tree divides ``node`` (two or more slots): the largest power of two below its length."""
+    """Return where the canonical tree divides ``node``: the largest power of two below its length."""
     return node.start + (1 << (len(node) - 1).bit_length() - 1)
 
 
 def subtrees(run: Container[int], num_slots: int) -> list[range]:
-    """The maximal nodes of the canonical tree over ``num_slots`` slots that lie inside ``run``, in slot order."""
-    found: list[range] = []
+    """Return the maximal nodes of the canonical tree that lie inside ``run``, in slot order."""
+    ranges: list[range] = []
 
     def visit(node: range) -> None:
         inside = sum(slot in run for slot in node)
         if inside == 0:
             return
         if inside == len(node):
-            found.append(node)
+            ranges.append(node)
             return
         mid = middle(node)
         visit(range(node.start, mid))
         visit(range(mid, node.stop))
 
     visit(range(num_slots))
-    return found
+    return ranges
 
 
 def tree_sum(parts: Sequence[tuple[range, T]], num_slots: int, add: Callable[[T, T], T]) -> T:
-    """Sum of ``parts``, (tree node, value) pairs that tile all slots, in canonical order."""
+    """Return the sum of ``parts`` in canonical order. They are pairs of tree node and value, and tile all slots."""
     return node_sum(parts, range(num_slots), add)
 
 
 def node_sum(parts: Sequence[tuple[range, T]], top: range, add: Callable[[T, T], T]) -> T:
-    """Sum of those of ``parts``, (tree node, value) pairs, that tile the node ``top``, in canonical order."""
+    """Return the sum of those ``parts`` that tile the node ``top``, in canonical order. Parts are pairs of tree node
+    and value.
+    """
     values = {(node.start, node.stop): value for node, value in parts}
 
     def value_of(node: range) -> T:
@@ -116,8 +119,8 @@ class Fold(Generic[T]):
 class TreeSum(Generic[T]):
     """Adds up slot values that come in any order, each as soon as the canonical tree lets it.
 
-    ``add(a, b)`` may reuse ``a`` for its result. Of slots that come in about their order no more partial sums are kept
-    than the tree is deep.
+    ``add(a, b)`` may reuse ``a`` for its result. Where slots come in about their order, there are at most as many
+    partial sums as the tree has levels.
     """
 
     def __init__(self, num_slots: int, add: Callable[[T, T], T]) -> None:
@@ -130,7 +133,7 @@ class TreeSum(Generic[T]):
         return len(self._values)
 
     def put(self, slot: int, value: T) -> None:
-        """The value of ``slot``."""
+        """Add the value of ``slot``."""
         above = range(self._num_slots)
         path: list[tuple[range, range]] = []
         while len(above) > 1:
@@ -148,11 +151,11 @@ class TreeSum(Generic[T]):
         self._values[node] = value
 
     def change(self, change: Callable[[T], T]) -> None:
-        """Replace every sum that waits for others by an equal one."""
+        """Replace every partial sum by an equal one."""
         self._values = {node: change(value) for node, value in self._values.items()}
 
     def total(self, zero: Callable[[], T]) -> T:
-        """The sum over all slots, of which each that did not come is ``zero()``. What was put is gone."""
+        """Return the sum over all slots, with ``zero()`` for each missing one, and drop all values."""
 
         def value_of(node: range) -> T:
             if node in self._values:
@@ -165,7 +168,7 @@ class TreeSum(Generic[T]):
         return value_of(range(self._num_slots))
 
 
-# What it costs a worker to run its slots one by one, as ``exact`` mode does, over plain PyTorch's one pass.
+# The cost of running slots one by one, as ``exact`` mode does, over plain PyTorch's single pass.
 
 MEASURED_SLOT_COST: Mapping[int, tuple[float, float]] = MappingProxyType(
     {1: (1.0, 1.0), 2: (1.0, 1.1), 4: (1.1, 1.3), 8: (1.3, 1.65)}
@@ -176,20 +179,21 @@ SHOWN_FROM = 1.15
 
 
 def slot_cost(num_slots: int, workers: int) -> tuple[float, float]:
-    """The least and the most that the busiest of ``workers`` takes, as a multiple of plain PyTorch's CPU time.
+    """Return the least and the most CPU time of the busiest of ``workers``, as a multiple of plain PyTorch's.
 
-    Between counts that were measured it is the next larger one's; beyond the largest, that one's: more than that.
+    A count between two measured ones takes the figures of the next larger one. Beyond the largest count the figures are
+    lower bounds.
     """
     most = -(-num_slots // workers)
     return MEASURED_SLOT_COST[next((count for count in MEASURED_SLOT_COST if count >= most), max(MEASURED_SLOT_COST))]
 
 
 def slot_cost_text(num_slots: int, workers: int) -> str:
-    """In words, with what costs less; empty where it costs about nothing."""
+    """Return the cost in words, with cheaper settings; "" where the cost is small."""
     low, high = slot_cost(num_slots, workers)
     if high < SHOWN_FROM:
         return ""
     on = "1 worker" if workers == 1 else f"{workers} workers"
     more = "at least " if -(-num_slots // workers) > max(MEASURED_SLOT_COST) else "about "
-    told = f"{num_slots} slots on {on}: {more}{low:g} to {high:g} x the CPU time of plain PyTorch, by small passes"
-    return f"{told} (measured on a LeNet, a ResNet-18 and a small GPT, not here); --mode fast or fewer slots: less"
+    text = f"{num_slots} slots on {on}: {more}{low:g} to {high:g} x the CPU time of plain PyTorch, by small passes"
+    return f"{text} (measured on a LeNet, a ResNet-18 and a small GPT, not here); --mode fast or fewer slots: less"

@@ -58,7 +58,7 @@ class Pace:
         self._newest: tuple[float, int] | None = None
         self._step_s: deque[float] = deque(maxlen=31)
 
-    def heard(self, at_s: float, step: int) -> None:
+    def message_received(self, at_s: float, step: int) -> None:
         """Note that a member was in ``step`` at ``at_s``."""
         if self._newest is None:
             self._newest = at_s, step

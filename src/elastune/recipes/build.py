@@ -233,7 +233,7 @@ def make_scheduler(
         config: The program's settings; ``scheduler_defaults`` names those that are read here.
         optimizer: The optimizer to schedule.
         epochs: How many times ``step`` will be called.
-        mode: "min" or "max": the better way of the metric that ``step_scheduler`` gives a plateau scheduler.
+        mode: "min" or "max": the better direction of the metric that ``step_scheduler`` gives a plateau scheduler.
 
     Returns:
         A scheduler of ``torch.optim.lr_scheduler``; its counts begin after the warm-up.

@@ -235,13 +235,13 @@ def suggest_batch(
         The settings batch_size, lr_rule and base_batch.
 
     Raises:
-        UserError: For a size below 1, both kinds of sizes, ``per_worker`` without ``workers`` or the other way round,
+        UserError: For a size below 1, both kinds of sizes, one of ``per_worker`` and ``workers`` without the other,
             an unknown rule, or a rule without ``base_batch``.
 
     Example:
         >>> elastune.suggest_batch(trial, sizes=(64, 256, 1024), base_batch=64, lr_rules=("linear", "sqrt"))
-        >>> means = elastune.suggest_execution(trial, workers=(1, 8))
-        >>> {**means, **elastune.suggest_batch(trial, per_worker=(16, 32), workers=means["workers"])}
+        >>> execution = elastune.suggest_execution(trial, workers=(1, 8))
+        >>> {**execution, **elastune.suggest_batch(trial, per_worker=(16, 32), workers=execution["workers"])}
     """
     for size in (*(sizes or ()), *per_worker):
         number("batch_size", size)

@@ -284,11 +284,11 @@ def gather_sync(entries: Iterable[Entry]) -> SyncHistory:
         match record:
             case RunStarted(resumed_step=step, sync=sync, execution=execution):
                 go_back(-1 if step is None else step)
-                begun, seconds = step or 0, max((time for _, time in clock), default=0.0)
+                start_step, seconds = step or 0, max((time for _, time in clock), default=0.0)
                 if not strategies:  # otherwise the run goes on with the strategy of its checkpoint
-                    strategies.append(_first("strategy", sync, begun, seconds))
+                    strategies.append(_first("strategy", sync, start_step, seconds))
                 requested = str(execution.get("topology", PLAIN["topology"]))
-                _add(topologies, _first("topology", requested, begun, seconds))
+                _add(topologies, _first("topology", requested, start_step, seconds))
             case Restarted(step=step):
                 go_back(step)
             case SyncChanged(step=step, sync=sync, why=why, seconds=seconds):

@@ -243,7 +243,7 @@ def _stopped(study: Study) -> tuple[str, ...]:
         after = f"after {epochs[0]} to {epochs[-1]} epochs" if epochs[0] < epochs[-1] else f"after epoch {epochs[0]}"
         lines.append(f"{_trials(len(stopped))} paused {after} and did not go on; each can be resumed.")
         lines += _reasons(stopped)
-    resumed = {span.trial for span in study.spans if span.begun == "resumed"}
+    resumed = {span.trial for span in study.spans if span.began_as == "resumed"}
     ended = {trial.number for trial in study.trials if trial.state == "complete"}
     if resumed & ended:
         lines.append(f"{_trials(len(resumed & ended))} paused, went on later and completed.")
@@ -320,7 +320,7 @@ def _next(study: Study) -> tuple[str, ...]:
         elif isinstance(range_, (FloatDistribution, IntDistribution)) and not range_.single():
             lines += _at_bounds(name, range_, [float(value) for value in values])
     if best and not lines:
-        lines.append("The front lies within the space: no bound of it is in the way.")
+        lines.append("The front lies within the space: no bound of it limits the front.")
     return tuple(lines)
 
 
@@ -367,8 +367,8 @@ def explain_frontier(study: StudyOverview) -> Explanation:
     """Put a frontier into words, finished or not."""
     parts = (
         Part("The answer", _answer(study)),
-        Part("What each number of workers reaches", () if study.found is None else _frontier_rows(study.found)),
-        Part("At equal budget", () if study.found is None else _volumes(study.found)),
+        Part("What each number of workers reaches", () if study.frontier is None else _frontier_rows(study.frontier)),
+        Part("At equal budget", () if study.frontier is None else _volumes(study.frontier)),
         Part("How it was found", _how(study)),
         Part("What failed", _failed_trainings(study)),
     )
@@ -376,7 +376,7 @@ def explain_frontier(study: StudyOverview) -> Explanation:
 
 
 def _answer(study: StudyOverview) -> tuple[str, ...]:
-    frontier = study.found
+    frontier = study.frontier
     if frontier is None:
         return (f"There is no answer yet: {count(len(study.ended), 'training')} ended so far.",)
     trained = f"This trains the pick: {plain(frontier.command, 4000)}" if frontier.command else ""
@@ -397,7 +397,7 @@ def _frontier_rows(frontier: FrontierFound) -> tuple[str, ...]:
 
 
 def _by(row: FrontierRow) -> str:
-    return f" ({plain(row.ways, 200)})" if row.ways else ""
+    return f" ({plain(row.differences, 200)})" if row.differences else ""
 
 
 def _frontier_row(frontier: FrontierFound, row: FrontierRow) -> str:

@@ -192,8 +192,8 @@ def _does(frontier: FrontierFound) -> str:
 def frontier_table(frontier: FrontierFound) -> Table:
     """The quality, time and cost of each row of the frontier; the pick stands out."""
     free = frontier.price_per_worker_hour == 1.0
-    begun = " at first" if frontier.prices_change else ""
-    divided, moved = any(row.division for row in frontier.rows), any(row.ways for row in frontier.rows)
+    at_first = " at first" if frontier.prices_change else ""
+    divided, moved = any(row.division for row in frontier.rows), any(row.differences for row in frontier.rows)
     wide = divided or moved
     header = (
         "rule",
@@ -203,7 +203,7 @@ def frontier_table(frontier: FrontierFound) -> Table:
         "reaches target" if frontier.target is not None else "holds",
         "training time",
         "time to target (95 % interval)",
-        "worker time" if free else f"cost (${number(frontier.price_per_worker_hour)} a worker-hour{begun})",
+        "worker time" if free else f"cost (${number(frontier.price_per_worker_hour)} a worker-hour{at_first})",
     )
     execution = [
         (plain(row.apart, 200) or "as asked for",) if moved else (_stands(row),) if divided else ()

@@ -144,7 +144,7 @@ def stages_line(cut: StagesDivided) -> str:
     return f"{count(len(cut.names), 'stage')}, by {cut.weighed}, each from its first layer on: {stages}"
 
 
-def begun_line(record: StartedFrom) -> str:
+def start_line(record: StartedFrom) -> str:
     """Which tensors a run took from another model, and which begin fresh."""
     shown = "; ".join(f"{name} ({why})" for name, why in list(record.fresh.items())[:MOST_FRESH])
     more = f" and {len(record.fresh) - MOST_FRESH} more" if len(record.fresh) > MOST_FRESH else ""

@@ -91,11 +91,16 @@ class TrialOverview:
 
     @property
     def _own_workers(self) -> str:
-        begun, outcome = self.started.execution.get("workers", ""), self.outcome
-        if isinstance(begun, int) and outcome is not None and outcome.seconds > 0 and outcome.worker_seconds > 0:
+        start_workers, outcome = self.started.execution.get("workers", ""), self.outcome
+        if (
+            isinstance(start_workers, int)
+            and outcome is not None
+            and outcome.seconds > 0
+            and outcome.worker_seconds > 0
+        ):
             average = outcome.worker_seconds / outcome.seconds
-            return str(begun) if abs(average - begun) < NEARLY * begun else f"{average:.1f}"
-        return str(begun)
+            return str(start_workers) if abs(average - start_workers) < NEARLY * start_workers else f"{average:.1f}"
+        return str(start_workers)
 
     @property
     def mechanism(self) -> str:
@@ -145,13 +150,13 @@ def mechanism_text(execution: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class StudyOverview:
-    """One study or frontier: its request, its trials in the order they started, and its answer (``found``)."""
+    """One study or frontier: its request, its trials in the order they started, and its answer (``frontier``)."""
 
     started: StudyStarted
     trials: tuple[TrialOverview, ...] = ()
     times: TimesFitted | None = None
     phases: PhasesPlanned | None = None
-    found: FrontierFound | None = None
+    frontier: FrontierFound | None = None
     finished: StudyFinished | None = None
     order: tuple[int, ...] = field(default=())
     """Trials in the order they ended."""
@@ -171,7 +176,7 @@ class StudyOverview:
 
     @property
     def is_frontier(self) -> bool:
-        return self.found is not None or self.settings.get("kind") == "frontier"
+        return self.frontier is not None or self.settings.get("kind") == "frontier"
 
     @property
     def objectives(self) -> dict[str, str]:
@@ -181,7 +186,7 @@ class StudyOverview:
             return {
                 str(name): "min" if str(direction).startswith("min") else "max" for name, direction in requested.items()
             }
-        return {self.found.quality: self.found.direction} if self.found else {}
+        return {self.frontier.quality: self.frontier.direction} if self.frontier else {}
 
     @property
     def ended(self) -> tuple[TrialOverview, ...]:
@@ -224,8 +229,8 @@ def gather_study(entries: Sequence[Entry]) -> StudyOverview | None:
                 study = replace(study, times=times)
             case PhasesPlanned() as phases if study:
                 study = replace(study, phases=phases)
-            case FrontierFound() as found if study:
-                study = replace(study, found=found)
+            case FrontierFound() as frontier if study:
+                study = replace(study, frontier=frontier)
             case StudyFinished() as end if study:
                 study = replace(study, finished=end)
             case _:

@@ -312,7 +312,7 @@ def _tasks_page(study: StudyOverview, results: Study) -> Page:
 
 def frontier_page(study: StudyOverview) -> Page:
     """The page of a frontier; until the frontier has its answer, a page of its trials."""
-    frontier = study.found
+    frontier = study.frontier
     if frontier is None:
         page = study_page(study)
         words = "No frontier yet: it was not finished." if study.finished is None else "No frontier was found."

@@ -19,7 +19,7 @@ FLOAT_BYTES = 4
 
 def plan_lines(made: PlanMade) -> list[str]:
     """The whole plan as lines for a terminal."""
-    result, price = made.found, float(made.asked["price_per_worker_hour"])
+    result, price = made.answer, float(made.request["price_per_worker_hour"])
     plans = [_line(place, each, price) for place, each in enumerate(result["plans"], 1)]
     warned = [result["too_small"], ""] if result.get("too_small") else []
     lines = [*warned, *_basis(made), "", *plans, "", "what such a split brings (plan 1, modelled):"]
@@ -29,14 +29,14 @@ def plan_lines(made: PlanMade) -> list[str]:
     lines += [f"its search: {best['search_command']}"] if best["search_command"] else []
     lines += [f"  {note}" for note in result.get("command_notes", [])]
     if result["measured"]:
-        where = "on the cluster" if made.asked.get("cluster") else "here"
+        where = "on the cluster" if made.request.get("cluster") else "here"
         lines += ["", f"measured {where}, one training of each alone:", *map(measured_line, result["measured"])]
     return lines
 
 
 def plan_page(made: PlanMade) -> Page:
     """The page of a plan."""
-    result, options = made.found, made.asked
+    result, options = made.answer, made.request
     best, price = result["plans"][0], float(options["price_per_worker_hour"])
     cluster = f"{count(int(options['nodes']), 'node')} of {count(int(options['workers_each']), 'worker')}"
     answer = (
@@ -139,11 +139,11 @@ def _percent(error: float | None) -> str:
 
 def _basis(made: PlanMade) -> list[str]:
     """What the plan rests on: the program, the search, the measurements, and what was left out."""
-    result, options = made.found, made.asked
+    result, options = made.answer, made.request
     size, search = result["size"], result["search"]
     where = "on the cluster" if options.get("probe") else "here"
     noise = {
-        "told": f"{number(search['noise_scale'], 3)} samples, as given",
+        "given": f"{number(search['noise_scale'], 3)} samples, as given",
         "measured": f"{number(search['noise_scale'], 3)} samples, measured in the first steps {where}: it grows later",
         "unknown": "not known (no batch is taken to save steps): --noise-scale",
     }[result["noise"]]
@@ -181,7 +181,7 @@ def _basis(made: PlanMade) -> list[str]:
 
 def serial_of(made: PlanMade) -> str:
     """Which part of the program's model ``tensor`` leaves whole, in one sentence."""
-    size = made.found["size"]
+    size = made.answer["size"]
     whole = size.get("whole_flops", 0.0) / size["flops"] if size["flops"] else None
     return serial_share_text(1 - size["divided"], whole)
 
@@ -245,10 +245,10 @@ def _share(odds: float) -> str:
 
 def _brings(made: PlanMade) -> list[str]:
     """About plan 1: its batch beside that of plain data parallelism, the manual input, and the largest model."""
-    result, best = made.found, made.found["plans"][0]
+    result, best = made.answer, made.answer["plans"][0]
     own_batch, workers = result["size"]["batch_size"], best["workers"]
     noise = "" if best["noise_ratio"] is None else f", {number(best['noise_ratio'], 2)} x the noise scale"
-    mesh = "mesh, " if made.asked["mesh"] is None else ""
+    mesh = "mesh, " if made.request["mesh"] is None else ""
     size = f"{number(result['size']['parameter_bytes'] / FLOAT_BYTES / 1e6, 3)} M"
     return [
         f"batch: {best['batch']:,} samples in each training, {number(best['batch'] / own_batch, 3)} x the program's own"

@@ -48,13 +48,13 @@ def study_prediction(made: PlanMade, program: object, entries: Sequence[Entry]) 
     first: dict[tuple[str, Any], TrialStarted] = {}
     for entry in entries:
         match entry.record:
-            case TrialStarted() as begun:
-                started[begun.trial] = begun
+            case TrialStarted() as trial_start:
+                started[trial_start.trial] = trial_start
             case TrialFinished(trial=trial, run=run) if run is not None and run.step_s is not None:
-                begun = started[trial]
-                key = repr(sorted(begun.execution.items())), begun.config.get(BATCH)
+                trial_start = started[trial]
+                key = repr(sorted(trial_start.execution.items())), trial_start.config.get(BATCH)
                 alike[key].append(entry.record)
-                first.setdefault(key, begun)
+                first.setdefault(key, trial_start)
     sentences, whole = list[str](), list[tuple[float, float]]()
     for key, ended in alike.items():
         execution, config = execution_settings_of(first[key].execution), first[key].config
@@ -84,7 +84,7 @@ def _trainings(
     Both are empty if the plan does not record the time that a training takes beside its steps.
     """
     step_s = predicted_step(made, execution, _batch(made, config))
-    beside_s = made.found.get("search", {}).get("beside_s")
+    beside_s = made.answer.get("search", {}).get("beside_s")
     if step_s is None or beside_s is None:
         return "", []
     took = [
@@ -101,7 +101,7 @@ def _trainings(
 
 def _batch(made: PlanMade, config: Mapping[str, Any]) -> int:
     chosen = config.get(BATCH)
-    return chosen if isinstance(chosen, int) else int(made.found["size"]["batch_size"])
+    return chosen if isinstance(chosen, int) else int(made.answer["size"]["batch_size"])
 
 
 def _step_sentence(

@@ -159,14 +159,14 @@ def _standing(
 def _settled(attempt: Sequence[StepsCompleted]) -> list[StepsCompleted]:
     """The claims of one controller that no later view took back."""
     standing: list[StepsCompleted] = []
-    begun: int | None = None
+    first_step: int | None = None
     for version in sorted({claim.version for claim in attempt}, reverse=True):
         of_version = [claim for claim in attempt if claim.version == version]
-        if begun is not None:
-            of_version = _taken_back(of_version, begun - 1, attempt)
+        if first_step is not None:
+            of_version = _taken_back(of_version, first_step - 1, attempt)
         standing += of_version
-        first = min(claim.first_step for claim in of_version) if of_version else begun
-        begun = first if begun is None or first is None else min(begun, first)
+        first = min(claim.first_step for claim in of_version) if of_version else first_step
+        first_step = first if first_step is None or first is None else min(first_step, first)
     return standing
 
 

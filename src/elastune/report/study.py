@@ -198,8 +198,10 @@ def assets_table(assets: Assets, picked: AssetPoint | None = None) -> Table:
     )
     if any(point.trouble for point in assets.points):
         note += " Gone or changed: the file is not what was written, so it cannot be used."
-    if untold := dict.fromkeys(source for point in assets.points for source in point.untold):
-        note += f" No record shows how long {', '.join(plain(source, 80) for source in untold)} trained: not counted."
+    if unrecorded := dict.fromkeys(source for point in assets.points for source in point.unrecorded):
+        note += (
+            f" No record shows how long {', '.join(plain(source, 80) for source in unrecorded)} trained: not counted."
+        )
     return Table("Single trials, soups, ensembles, joined models", header, rows, frozenset({2, 3, 4, 6}), note)
 
 
@@ -273,7 +275,7 @@ def history_figure(study: StudyOverview) -> Figure | None:
                     labels=tuple(describe_trial(trial, study) for trial in of_phase),
                 )
             )
-    target = study.found.target if study.found else study.settings.get("target")
+    target = study.frontier.target if study.frontier else study.settings.get("target")
     levels = (Level(float(target), f"target {number(float(target))}"),) if isinstance(target, int | float) else ()
     label = f"{plain(name, 40)} ({'higher' if direction == 'max' else 'lower'} is better)"
     panels = [Panel("", Axis("trials ended"), Axis(label), tuple(series), levels)]
@@ -354,11 +356,11 @@ def curves_figure(run: RunOverview) -> Figure | None:
 
 def workers_figure(run: RunOverview, changes: Changes) -> Figure | None:
     """The number of workers over the steps; None if it did not change."""
-    begun = run.started.execution.get("workers")
-    if not changes.regroupings or not isinstance(begun, int):
+    start_workers = run.started.execution.get("workers")
+    if not changes.regroupings or not isinstance(start_workers, int):
         return None
     last = run.finished.steps if run.finished else run.reports[-1].step if run.reports else 0
-    x, y = worker_steps(begun, changes, last)
+    x, y = worker_steps(start_workers, changes, last)
     series = Series("workers", x, y, palette.SEQUENCE[0], marker=None, line="steps")
     return Figure("workers", "Workers over the steps", (Panel("", Axis("steps"), Axis("workers"), (series,)),))
 
@@ -488,7 +490,7 @@ def workers_by_trial(study: Study) -> Figure | None:
     if not bars:
         return None
     pauses = sum(span.ended == "paused" for span in study.spans)
-    resumes = sum(span.begun == "resumed" for span in study.spans)
+    resumes = sum(span.began_as == "resumed" for span in study.spans)
     moves = sum(span.ended == "regrouped" for span in study.spans)
     caption = (
         "A bar is a span of a trial with unchanged workers, as thick as they are many; its colour shows what became "
@@ -582,6 +584,6 @@ def _consecutive(numbers: Sequence[int]) -> list[list[int]]:
 def _span_label(span: AllocationSpan) -> str:
     ended = f"{span.ended}: {plain(span.reason, 100)}" if span.reason else span.ended
     return (
-        f"trial {span.trial}; {count(span.workers, 'worker')}; {span.begun} after {duration(span.begin_s)}; "
+        f"trial {span.trial}; {count(span.workers, 'worker')}; {span.began_as} after {duration(span.begin_s)}; "
         f"{duration(span.end_s - span.begin_s)}; {ended}"
     )

@@ -37,7 +37,7 @@ FOLDER = "tensorboard"
 
 
 class EventFiles:
-    """Writes the records that ``hear`` gets as event files into ``out/tensorboard``. A context manager.
+    """Writes the records that ``observe`` gets as event files into ``out/tensorboard``. A context manager.
 
     When a run goes on from an earlier step, TensorBoard hides the events of later steps.
     """
@@ -46,7 +46,7 @@ class EventFiles:
         self._folder = str(out / FOLDER)
         self._writer: SummaryWriter | None = None
 
-    def hear(self, record: Record, at: float | None = None) -> None:
+    def observe(self, record: Record, at: float | None = None) -> None:
         """Write the events of ``record``, dated ``at`` seconds since the epoch (None: now)."""
         at = time.time() if at is None else at
         match record:
@@ -123,7 +123,7 @@ def write_events(entries: Sequence[Entry], out: Path) -> Path:
             with EventFiles(Path(temporary)) as events:
                 for entry in entries:
                     if id(entry.record) in kept:
-                        events.hear(entry.record, entry.at)
+                        events.observe(entry.record, entry.at)
             made = Path(temporary) / FOLDER
             made.mkdir(exist_ok=True)  # no events
             if folder.exists():

@@ -77,7 +77,7 @@ class ElasticRun(ElasticHandle):
     """A run whose workers may change while it trains.
 
     The driver uses the methods of ``ElasticHandle``. The cluster calls ``begin`` once, passes the launcher's events to
-    ``hear``, and calls ``process_events`` often.
+    ``process_event``, and calls ``process_events`` often.
 
     Args:
         task: What all workers of the run have in common.
@@ -135,8 +135,8 @@ class ElasticRun(ElasticHandle):
     # -- for the driver -----------------------------------------------------------------------------------------------
 
     def poll(self) -> list[Event]:
-        if self._queue.given and self.spec.elastic.grace_s:  # the driver has journaled what the last poll returned
-            self.coordinator.kept(self._queue.given)
+        if self._queue.returned and self.spec.elastic.grace_s:  # the driver has journaled what the last poll returned
+            self.coordinator.kept(self._queue.returned)
         self._pump(0.0)
         self.process_events()
         return self._queue.hand_out()
@@ -207,7 +207,7 @@ class ElasticRun(ElasticHandle):
         self.close()
         self._queue.clear()
 
-    def hear(self, event: ProcessEvent) -> None:
+    def process_event(self, event: ProcessEvent) -> None:
         """Process an event of the launcher about one worker of this run."""
         worker = event.bootstrap.worker
         match event:
@@ -221,7 +221,7 @@ class ElasticRun(ElasticHandle):
                 self._processes.pids.pop(worker, None)
                 self._process_ended(event)
 
-    def tell(self, record: Record) -> None:
+    def take_record(self, record: Record) -> None:
         """Take ``record`` about files that a worker left on its host (``TransferredRuns``)."""
         self._queue.put_of_run([record])
         if isinstance(record, Checkpointed):
@@ -418,12 +418,12 @@ class AdoptedRun(ElasticRun):
         self._announce()
         return True
 
-    def hear(self, event: ProcessEvent) -> None:
+    def process_event(self, event: ProcessEvent) -> None:
         if isinstance(event, ProcessStarted) and event.bootstrap.worker not in self._processes.known:
             self._processes.meet(event.bootstrap)
             if self._again is not None or self._refused:  # after ``take_over``
                 self._launcher.end([event.bootstrap], DISCONNECTED)
-        super().hear(event)
+        super().process_event(event)
 
     @property
     def pending(self) -> bool:
@@ -564,7 +564,7 @@ class DriverQueue:
         self._events: deque[Event] = deque()
         self._woken = 0
         self._taken: dict[int, int] = {}
-        self.given: Mapping[int, int] = {}
+        self.returned: Mapping[int, int] = {}
 
     def put(self, *events: Event) -> None:
         """Append ``events``."""
@@ -587,7 +587,7 @@ class DriverQueue:
         events = list(self._events)
         self._events.clear()
         self._woken = 0
-        self.given, self._taken = self._taken, {}
+        self.returned, self._taken = self._taken, {}
         return events
 
     def clear(self) -> None:

@@ -260,7 +260,7 @@ def _failed(facts: RunFacts, number: int, record: RunFailed, members: Collection
         # Others train, so its machine may be the cause, not the program.
         facts = facts.put(number, ended_because=f"it failed before it could join: {record.detail}", lost=True)
         return replace(facts, last_lost=number), ()
-    # A replacement would fail in the same way.
+    # A replacement would fail alike.
     return replace(facts, over=True, failed=True), (Message(number, record),)
 
 
@@ -331,7 +331,7 @@ def _ended(facts: RunFacts, worker: WorkerFacts, why_left: str) -> Transition:
         return facts, (_one_too_many(fatal if worker.how in fatal else f"{fatal}; {worker.how}", end), end)
     if worker.ended_because is None and not facts.finished and (cause := _program_cause(facts, worker)):
         record = RunFailed("exception", cause, worker.number, worker.end.code, worker.end.log)
-        # A replacement would end in the same way.
+        # A replacement would end alike.
         return replace(facts, over=True, failed=True), (Message(worker.number, record), end)
     left_early = worker.code == 0 and bool(facts.running)  # a worker that leaves the run ends well, before the others
     by_itself = worker.ended_because is None and worker.code is not None and not left_early

@@ -43,12 +43,12 @@ def devices() -> tuple[str, ...]:
     return tuple(f"cuda:{index}" for index in range(count)) or ("cpu",)
 
 
-def least_used_first(names: Sequence[str], own: Sequence[str], others: Sequence[str]) -> list[str]:
-    """``names`` in the order in which a run's next workers get them: ``own`` are those that the run's workers have.
+def least_used_first(names: Sequence[str], of_run: Sequence[str], of_others: Sequence[str]) -> list[str]:
+    """``names`` in the order in which a run's next workers get them: ``of_run`` are those that the run's workers have.
 
-    Those come last, whatever ``others`` are busy with: NCCL takes one worker of a run on a GPU.
+    Those come last, whatever ``of_others`` are busy with: NCCL takes one worker of a run on a GPU.
     """
-    return sorted(names, key=lambda name: (own.count(name), others.count(name)))
+    return sorted(names, key=lambda name: (of_run.count(name), of_others.count(name)))
 
 
 def assign(device: str, local_rank: int, available: Sequence[str]) -> str:

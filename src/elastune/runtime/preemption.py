@@ -84,23 +84,23 @@ class PolledNotice:
     def __init__(self, look: Callable[[], Notice | None], poll_s: float = POLL_S) -> None:
         self._look = look
         self._poll_s = poll_s
-        self._found: Notice | None = None
+        self._notice: Notice | None = None
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="notices", daemon=True).start()
 
     def poll(self) -> Notice | None:
-        return self._found
+        return self._notice
 
     def close(self) -> None:
         self._closed.set()
 
     def _watch(self) -> None:
-        while self._found is None and not self._closed.is_set():
+        while self._notice is None and not self._closed.is_set():
             try:
-                self._found = self._look()
+                self._notice = self._look()
             except (OSError, ValueError, http.client.HTTPException):
-                self._found = None
-            if self._found is None:
+                self._notice = None
+            if self._notice is None:
                 self._closed.wait(self._poll_s)
 
 
@@ -235,10 +235,10 @@ def look_at_azure(base: str, now: float) -> Notice | None:
     ends = [event for event in _AZURE.validate_json(events).Events if event.EventType in AZURE_ENDS]
     if not ends:
         return None
-    own = ask(f"{base}/metadata/instance/compute/name?api-version=2021-02-01&format=text", header)
-    if own is None:
+    machine_name = ask(f"{base}/metadata/instance/compute/name?api-version=2021-02-01&format=text", header)
+    if machine_name is None:
         raise OSError("no name of this machine")
-    name = own.decode().strip()
+    name = machine_name.decode().strip()
     for event in ends:
         if name in event.Resources:
             seconds = AZURE_LEAST_S if event.NotBefore is None else _left(event.NotBefore.timestamp(), now)

@@ -24,22 +24,22 @@ def read_prices(path: Path) -> Prices:
     return parse_prices(_text(path), str(path))
 
 
-def read_host_prices(path: Path, kind: str, *, told: bool) -> Prices:
+def read_host_prices(path: Path, kind: str, *, any_kind: bool) -> Prices:
     """The prices in a file, for hosts of which those that do not tell their kind are of this ``kind``.
 
-    ``told``: hosts may tell any kind, so each needs a price. Raises ``UserError``.
+    ``any_kind``: hosts may tell any kind, so each needs a price. Raises ``UserError``.
     """
     prices = read_prices(path).assuming(kind)
-    for each in KINDS if told else ():
+    for each in KINDS if any_kind else ():
         prices.at(each, 0.0)
     return prices
 
 
-def prices_of(price: float | None, file: Path | None, kind: str, *, told: bool) -> Prices | None:
-    """What a worker-hour costs: one ``price``, or the prices in a ``file`` (``kind``, ``told``: see
+def prices_of(price: float | None, file: Path | None, kind: str, *, any_kind: bool) -> Prices | None:
+    """What a worker-hour costs: one ``price``, or the prices in a ``file`` (``kind``, ``any_kind``: see
     ``read_host_prices``); None where neither is given. Raises ``UserError``."""
     if price is None:
-        return None if file is None else read_host_prices(file, kind, told=told)
+        return None if file is None else read_host_prices(file, kind, any_kind=any_kind)
     if file is not None:
         raise UserError(ONE_PRICE, "both a price and a file of prices", "leave one of them out")
     return Prices.constant(check_price(price))
@@ -87,7 +87,7 @@ class SpotWatch:
         self._prices = prices
         self._clock = clock or SystemClock()
         self._before: tuple[float, SpotState] | None = None
-        self._begun_s = self._member_s = 0.0
+        self._start_s = self._member_s = 0.0
         self._first_step = 0
 
     def look(self, seen: SpotState) -> SpotChoice | None:
@@ -95,7 +95,7 @@ class SpotWatch:
         without a price."""
         now = self._clock.now()
         if self._before is None:
-            self._begun_s, self._first_step = now, seen.step
+            self._start_s, self._first_step = now, seen.step
         else:
             at, before = self._before
             self._member_s += before.members * (now - at)
@@ -107,7 +107,7 @@ class SpotWatch:
             return None
         step_s = self._member_s / made
         standing = JobProgress(
-            now_s=now - self._begun_s,
+            now_s=now - self._start_s,
             work_s=(seen.planned - self._first_step) * step_s,
             done_s=made * step_s,
             offered=seen.rooms.get(SPOT, 0),
@@ -120,4 +120,4 @@ class SpotWatch:
 
     def _time(self, now: float) -> float:
         """As the prices count it."""
-        return now - self._clock.now() + self._clock.wall() if self._prices.absolute else now - self._begun_s
+        return now - self._clock.now() + self._clock.wall() if self._prices.absolute else now - self._start_s

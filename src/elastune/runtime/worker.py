@@ -94,7 +94,7 @@ def live(bootstrap: Bootstrap) -> NoReturn:
     code = _work(client, bootstrap)
     if os.getpid() == pid:  # not a child that the program forked, and that came back from the program's code
         client.farewell(code)
-        code = _told_of_connection(client, code)
+        code = _exit_code(client, code)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(LAST_FUNCTIONS_S)
         _whatever_it_raises(atexit._run_exitfuncs)
@@ -103,7 +103,7 @@ def live(bootstrap: Bootstrap) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def _told_of_connection(client: CoordinatorClient, code: int) -> int:
+def _exit_code(client: CoordinatorClient, code: int) -> int:
     """``code``, or what ended a worker well that was cut off: else its end would look like the program's own doing."""
     if code == 0 and client.turned_away:
         print("elastune: this worker lost its connection, and the run went on without it", file=sys.stderr)

@@ -43,10 +43,10 @@ class Worker:
         """Return a group of all workers."""
         return GlooFactory("lo", timeout_s).form(self.store, name, self.rank, self.size, **options)
 
-    def say(self, *values: Any) -> None:
+    def send(self, *values: Any) -> None:
         self.pipe.send(values)
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         """Return the next message of the test."""
         if not self.pipe.poll(LIMIT_S):
             raise TimeoutError("the test says nothing")
@@ -89,14 +89,14 @@ class Processes:
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def hear(self, rank: int) -> tuple[Any, ...]:
+    def receive(self, rank: int) -> tuple[Any, ...]:
         """Return the next message of ``rank``."""
         assert self.pipes[rank].poll(LIMIT_S), f"worker {rank} says nothing"
         message: tuple[Any, ...] = self.pipes[rank].recv()
         assert message[0] != "failed", message[1]
         return message
 
-    def tell(self, rank: int, word: Any) -> None:
+    def send(self, rank: int, word: Any) -> None:
         self.pipes[rank].send(word)
 
     def signal(self, rank: int, number: signal.Signals) -> None:

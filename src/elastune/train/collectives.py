@@ -86,10 +86,10 @@ class Call:
     """One call of a collective, as this worker sees it.
 
     Attributes:
-        own: This worker's tensor.
+        own_tensor: This worker's tensor.
         expected: The numbers of the workers whose tensors belong to it.
         step: The attempt at a step that it belongs to.
-        heard: The tensors that have come, by the number of their worker.
+        received: The tensors that have come, by the number of their worker.
         result: The result, once it is here.
         error: The error, where there can be no result.
         done: The numbers of the workers that need nothing more of it.
@@ -98,10 +98,10 @@ class Call:
     kind: Kind
     key: Key
     root: BroadcastRoot
-    own: torch.Tensor
+    own_tensor: torch.Tensor
     expected: set[int]
     step: int
-    heard: dict[int, torch.Tensor] = field(default_factory=dict)
+    received: dict[int, torch.Tensor] = field(default_factory=dict)
     result: CollectiveResult[list[torch.Tensor]] | None = None
     error: Exception | None = None
     done: set[int] = field(default_factory=set)
@@ -115,12 +115,12 @@ class Call:
         """Make the result, if all tensors that it needs are here."""
         if self.settled:
             return
-        if self.kind == "broadcast" and self.root.worker in self.heard:
-            self.result = CollectiveResult([self.heard[self.root.worker]], (self.root.worker,))
-        elif self.expected <= self.heard.keys():
+        if self.kind == "broadcast" and self.root.worker in self.received:
+            self.result = CollectiveResult([self.received[self.root.worker]], (self.root.worker,))
+        elif self.expected <= self.received.keys():
             workers = tuple(sorted(self.expected))
             try:
-                self.result = CollectiveResult(self._of_all([self.heard[worker] for worker in workers]), workers)
+                self.result = CollectiveResult(self._of_all([self.received[worker] for worker in workers]), workers)
             except (UserError, CollectiveLost) as error:
                 self.error = error
 
@@ -244,10 +244,10 @@ class NamedCollectives:
         call = self._calls[key] = Call(
             kind, key, BroadcastRoot(root, everyone[root]), tensor_copy, set(everyone), self._attempt()
         )
-        call.heard[workers.worker] = tensor_copy
+        call.received[workers.worker] = tensor_copy
         self._send_all(call)
         for sender, message_kind, message in self._early.pop(key, []):
-            self._hear(call, sender, message_kind, message)
+            self._handle(call, sender, message_kind, message)
         self.look()
         return call
 
@@ -316,14 +316,16 @@ class NamedCollectives:
             self._counts = dict(self._marked[1])
             for key in [key for key, call in self._calls.items() if call.step == self._attempt()]:
                 dropped = self._calls.pop(key)
-                dropped.result = dropped.result or CollectiveResult([dropped.own], (self._workers.worker,), lost=True)
+                dropped.result = dropped.result or CollectiveResult(
+                    [dropped.own_tensor], (self._workers.worker,), lost=True
+                )
         self._channel, self._early = None, {}
         if not self._counts:
             return
         present = set(self._workers.members)
         for call in self._calls.values():
             call.expected &= present
-            call.heard = {self._workers.worker: call.own}
+            call.received = {self._workers.worker: call.own_tensor}
             call.settle()
         if len(present) > 1:
             self._open()
@@ -345,7 +347,7 @@ class NamedCollectives:
             message = message_of(RESULT, call.key, call.kind, call.root, call.result.value, call.result.workers)
         else:  # in a broadcast only the root sends its tensor
             sends = call.kind != "broadcast" or call.root.worker == self._workers.worker
-            message = message_of(TENSOR, call.key, call.kind, call.root, [call.own] if sends else [])
+            message = message_of(TENSOR, call.key, call.kind, call.root, [call.own_tensor] if sends else [])
         self._post_all(message)
 
     def _post_all(self, message: ChannelMessage) -> None:
@@ -368,7 +370,7 @@ class NamedCollectives:
         kind, key = message.number[0], key_of(message)
         call, sender = self._calls.get(key), self._ranks[rank]
         if call is not None:
-            self._hear(call, sender, kind, message)
+            self._handle(call, sender, kind, message)
         elif kind == DONE:
             pass
         elif key[1] < self._counts.get(key[0], 0):  # this worker is done with it, or joined later
@@ -377,7 +379,7 @@ class NamedCollectives:
             self._early.setdefault(key, []).append((sender, kind, message))
         return True
 
-    def _hear(self, call: Call, sender: int, kind: int, message: ChannelMessage) -> None:
+    def _handle(self, call: Call, sender: int, kind: int, message: ChannelMessage) -> None:
         """Take in a message of ``call``, of one of the kinds above."""
         header = json.loads(message.text)
         if kind == DONE:
@@ -386,10 +388,10 @@ class NamedCollectives:
         before = call.settled
         tensors = tensors_in(header, message.payload)
         root = BroadcastRoot(*header["root"])
-        own, other = _described(call.kind, call.root), _described(header["kind"], root)
-        if own != other and not call.settled:
+        described, other = _described(call.kind, call.root), _described(header["kind"], root)
+        if described != other and not call.settled:
             rule = "workers that use one name call the same collective"
-            value = f"{call.key[0]!r}: {own} here, {other} on worker {sender}"
+            value = f"{call.key[0]!r}: {described} here, {other} on worker {sender}"
             call.error = UserError(rule, value, "use other names")
         elif kind == RESULT:
             call.done.add(sender)
@@ -399,9 +401,9 @@ class NamedCollectives:
             call.error = CollectiveLost(why)
         else:
             if tensors:
-                call.heard[sender] = tensors[0]
+                call.received[sender] = tensors[0]
             elif call.kind == "broadcast":
-                call.heard[sender] = call.own
+                call.received[sender] = call.own_tensor
             call.settle()
         if call.settled and not before and self._channel is not None:
             self._post_all(done_message(call.key))

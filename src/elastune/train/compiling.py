@@ -76,7 +76,7 @@ def plain_name(name: str) -> str:
 def by_shapes_alone(mode: Mode) -> None:
     """Let compiled code in ``exact`` mode depend on the shapes it is for alone, not on shapes a worker has seen before.
 
-    Torch compiles a worker's second shape for any shape. Such code rounds in another way than the code of a worker
+    Torch compiles a worker's second shape for any shape. Such code rounds differently than the code of a worker
     that has seen this shape alone.
     """
     if mode == "exact" and _wrapper() is not None:
@@ -153,7 +153,7 @@ def uncompiled() -> Iterator[None]:
 # --- mixed precision around a model's forward pass: bf16 inside, fp32 out ---
 
 _ENTERED: list[torch.autocast] = []
-"""The contexts of the forward passes under way."""
+"""The contexts of the running forward passes."""
 
 
 class Autocast:

@@ -65,13 +65,13 @@ class SliceEncoder:
                 raise UserError(rule, f"{name}, a variable of the loop", fix)
         restore_rng_states(self.streams)
         features = self.encode(*self.inputs)
-        found = (features,) if isinstance(features, torch.Tensor) else tuple(features)
-        for each in found:
+        tensors = (features,) if isinstance(features, torch.Tensor) else tuple(features)
+        for each in tensors:
             if not isinstance(each, torch.Tensor) or each.dim() == 0 or len(each) != len(self.part.samples):
                 value = f"shape {tuple(each.shape)}" if isinstance(each, torch.Tensor) else type(each).__name__
                 rule = f"features are tensors with a row for each sample of the batch, here {len(self.part.samples)}"
                 raise UserError(rule, value, "return several views as several tensors")
-        return found
+        return tensors
 
 
 def _variables(function: Callable[..., Any]) -> list[tuple[str, Any]]:
@@ -101,8 +101,8 @@ def gathered(encoders: Sequence[SliceEncoder], sync: Sync) -> Tensors:
             sync.replica.buffers.restore()  # as the slot's own pass will find them
             rows.append(tuple(each.detach() for each in encoder.features()))
     counting = [row for row, encoder in zip(rows, encoders, strict=True) if encoder.part.weight]
-    own = [torch.cat([row[i] for row in counting]) if counting else rows[0][i][:0] for i in range(len(rows[0]))]
-    whole = tuple(_all_rows(each, sync.group) for each in own)
+    local = [torch.cat([row[i] for row in counting]) if counting else rows[0][i][:0] for i in range(len(rows[0]))]
+    whole = tuple(_all_rows(each, sync.group) for each in local)
     batch = encoders[0].part.batch
     if len(whole[0]) != batch:
         rule, fix = "each batch of a step calls session.backward_global", "call it for all batches alike"
@@ -110,13 +110,13 @@ def gathered(encoders: Sequence[SliceEncoder], sync: Sync) -> Tensors:
     return whole
 
 
-def _all_rows(own: torch.Tensor, group: Group) -> torch.Tensor:
+def _all_rows(local: torch.Tensor, group: Group) -> torch.Tensor:
     """The rows of all workers, by rank."""
     if group.size == 1:
-        return own
-    flat = own.contiguous().view(-1)
-    rows = [row.view(-1, *own.shape[1:]) for row in group.gather_tensors(flat, _KIND)]
-    return torch.cat(rows).to(own.device)
+        return local
+    flat = local.contiguous().view(-1)
+    rows = [row.view(-1, *local.shape[1:]) for row in group.gather_tensors(flat, _KIND)]
+    return torch.cat(rows).to(local.device)
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ class FeatureGradients:
             raise UserError(rule, repr(value)[:60], fix)
         floats = [each for each in leaves if each.requires_grad]
         trained = [p for p in parameters if p.requires_grad]
-        found = torch.autograd.grad(value, [*floats, *trained], allow_unused=True)
-        of_floats, of_trained = iter(found[: len(floats)]), found[len(floats) :]
+        gradients = torch.autograd.grad(value, [*floats, *trained], allow_unused=True)
+        of_floats, of_trained = iter(gradients[: len(floats)]), gradients[len(floats) :]
         used = [(p, gradient) for p, gradient in zip(trained, of_trained, strict=True) if gradient is not None]
         return FeatureGradients(
             value.detach(), tuple(next(of_floats) if each.requires_grad else None for each in leaves), used

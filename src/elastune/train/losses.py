@@ -62,16 +62,15 @@ def as_mean(loss: torch.Tensor, part: BatchSlice, kind: LossKind, sync: Sync) ->
     Raises:
         UserError: For a count where the strategy cannot divide by it.
     """
-    if kind.count is not None and not sync.takes_counts:
-        rule = f"{type(sync).__name__} sends gradients that cannot be divided by a count afterwards"
-        fix = "use --mechanism replicated without --compression, or one slot"
-        raise UserError(rule, f"count={kind.count:g}", fix)
-    if kind.count is not None and sync.replica.has_more:
-        fix = "add the losses up in one call, each times its weight"
-        raise UserError("one count is for all of a batch's loss", "a loss with more=True before it", fix)
+    if kind.count is not None and sync.refuses_counts:
+        rule, fix = "a mean over elements is divided after the sum over workers", "use --mechanism replicated"
+        raise UserError(rule, f"count={kind.count:g} with {sync.refuses_counts}", f"{fix} without --compress")
     samples = len(part.samples)
     if part.weight == 0.0 or samples == part.batch:
         return loss
+    if kind.count is not None and sync.replica.has_more:
+        fix = "add the losses up in one call, each times its weight"
+        raise UserError("one count is for all of a batch's loss", "a loss with more=True before it", fix)
     if kind.sums:
         return loss * (part.batch / samples)
     if kind.count is None:

@@ -24,7 +24,7 @@ from elastune.train.checkpoints.out_folder import OutFolder, note_beginning, not
 from elastune.train.checkpoints.start_from import start_from
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.compiling import is_compiled, plain
-from elastune.train.progress import Progress, begun_of
+from elastune.train.progress import Progress, initial_weights_of
 from elastune.train.tracked import FIX
 
 
@@ -226,15 +226,15 @@ class WeightSources:
         progress, workers = self._progress, self._workers
         nth, self._calls = self._calls, self._calls + 1
         if nth == 0 and not self._rewound and (self._resumes or not workers.synchronised):
-            progress.begun = self._earlier_starts()
-        if nth < len(progress.begun):
-            return progress.begun[nth]
+            progress.initial_weights = self._earlier_starts()
+        if nth < len(progress.initial_weights):
+            return progress.initial_weights[nth]
         model = plain(model)
         started = start_from(model, request)
-        progress.begun.append(started)
+        progress.initial_weights.append(started)
         if workers.rank == 0 and workers.synchronised:
             self._record_start(model, started)
-            note_beginning(self._out_folder, progress.begun)
+            note_beginning(self._out_folder, progress.initial_weights)
         return started
 
     def start_from_option(self, model: nn.Module) -> None:
@@ -258,14 +258,14 @@ class WeightSources:
         """
         newest = load_newest(self._spec.out / "checkpoints", lambda path, files: "", whole_parts=False)
         if newest is not None:
-            return begun_of(newest[1].states[Progress.name])
+            return initial_weights_of(newest[1].states[Progress.name])
         return [] if self._workers.synchronised else noted_beginning(self._spec.out)
 
     def _record_start(self, model: nn.Module, started: StartedFrom) -> None:
         """Write to the journal what the model starts from: a study compares whether trials began alike."""
         begins = fingerprint({n: tensor for n, tensor in model.state_dict().items() if hasattr(tensor, "shape")})
         source = training_in(Path(started.source))
-        known_s = None if source is None or source.untold else source.worker_seconds
+        known_s = None if source is None or source.unrecorded else source.worker_seconds
         self._send(replace(started, begins=begins, worker_seconds=known_s))
 
 

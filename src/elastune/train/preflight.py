@@ -86,7 +86,7 @@ def main() -> int:
     execution = ExecutionSettings.from_json(request["execution"])
     refusal = refusal_of(loaded, request["config"], execution, reply.parent, request["seed"])
     draft = reply.with_suffix(".part")
-    draft.write_text(json.dumps(refusal and refusal.told))
+    draft.write_text(json.dumps(refusal and refusal.parts))
     draft.rename(reply)  # whole, or not there
     return 0
 

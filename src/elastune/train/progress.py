@@ -89,7 +89,7 @@ class Progress:
     reports: int = 0
     newest_steps: int = 1
     spans: SampleSpans = field(default_factory=list)
-    begun: list[StartedFrom] = field(default_factory=list)
+    initial_weights: list[StartedFrom] = field(default_factory=list)
     losses: dict[str, LossTrack] = field(default_factory=dict)
 
     @property
@@ -127,7 +127,7 @@ class Progress:
             "seconds": self.times.seconds,
             "stop_why": self.stop_why,
             "best": self.best,
-            "begun": [asdict(start) for start in self.begun],
+            "initial_weights": [asdict(start) for start in self.initial_weights],
             "loss": [self.loss, self.loss_wanted],
             "losses": {name: track.to_json() for name, track in self.losses.items()},
         }
@@ -143,7 +143,7 @@ class Progress:
         self.newest_steps = int(state["newest_steps"])
         self.spans = spans_of(state)
         self.losses = {str(name): LossTrack.from_json(track) for name, track in state.get("losses", {}).items()}
-        self.begun = begun_of(state)
+        self.initial_weights = initial_weights_of(state)
         self.stop_why = str(state["stop_why"])
         if self.stop_why:
             self.stopped = BY_PROGRAM
@@ -158,9 +158,9 @@ def position_of(state: Mapping[str, Any]) -> Position:
     return Position(**{str(name): int(number) for name, number in state.items()})
 
 
-def begun_of(state: Mapping[str, Any]) -> list[StartedFrom]:
+def initial_weights_of(state: Mapping[str, Any]) -> list[StartedFrom]:
     """The records of ``session.start_from`` in the state of a ``Progress``; none in states of older versions."""
-    return [StartedFrom(**start) for start in state.get("begun", [])]
+    return [StartedFrom(**start) for start in state.get("initial_weights", [])]
 
 
 def spans_of(state: Mapping[str, Any]) -> SampleSpans:
@@ -249,7 +249,7 @@ class StepTimes:
             return None, None
         return statistics.median(s for s, _ in steps), statistics.median(w for _, w in steps)
 
-    def means(self) -> list[float]:
+    def averages(self) -> list[float]:
         """Mean seconds of a step, and of a step without waiting, warm-up left out; zeros of too few steps."""
         steps = self._kept
         if not steps:
@@ -258,7 +258,7 @@ class StepTimes:
 
 
 def steps_of_workers(rows: Sequence[Sequence[float]]) -> list[WorkerSteps]:
-    """The times of workers from their ``StepTimes.means``, by rank; workers with too few steps are left out."""
+    """The times of workers from their ``StepTimes.averages``, by rank; workers with too few steps are left out."""
     slowest = max((busy_s for _, busy_s in rows), default=0.0)
     return [
         WorkerSteps(rank, step_s, busy_s, busy_s / slowest)
@@ -459,9 +459,9 @@ class DivergenceWatch:
         if why:
             raise Diverged(f"loss is {value:.4g} at step {step}, {why}")
 
-    def metrics(self, means: Mapping[str, float], step: int, *, again: bool = False) -> None:
-        """Judge the ``means`` reported after ``step`` steps; ``again``: the report is repeated. Raises ``Diverged``."""
-        followed, why = follow_reports(self._progress.losses, means, self._rule)
+    def metrics(self, values: Mapping[str, float], step: int, *, again: bool = False) -> None:
+        """Judge the ``values`` reported after ``step`` steps; ``again``: as a repeated report. Raises ``Diverged``."""
+        followed, why = follow_reports(self._progress.losses, values, self._rule)
         if why:
             raise Diverged(f"{why} after step {step}")
         if not again:

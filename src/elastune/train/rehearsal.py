@@ -112,8 +112,8 @@ def rehearse_apart(program: Program, config: Config, seed: int = 0) -> ProgramSi
     """
     with tempfile.TemporaryDirectory(prefix="elastune-rehearsal-") as folder:
         request, reply = Path(folder) / "request.json", Path(folder) / "reply.json"
-        asked = {"path": str(program.path), "train": program.train, "arguments": list(program.arguments)}
-        request.write_text(json.dumps({**asked, "config": config, "seed": seed}))
+        task = {"path": str(program.path), "train": program.train, "arguments": list(program.arguments)}
+        request.write_text(json.dumps({**task, "config": config, "seed": seed}))
         command = [sys.executable, "-m", "elastune.train.rehearsal", str(request), str(reply)]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False)
         if done.returncode != 0 or not reply.exists():
@@ -535,7 +535,7 @@ class StageProfiler:
         with suppress(UserError):  # the layers cannot be followed
             self._layers = layers_of(model, self._plan.cuts)
         self._flops = flops
-        self._begun: list[int] = []
+        self._start_flops: list[int] = []
         self._done = [0.0] * self.count
 
     @property
@@ -574,13 +574,13 @@ class StageProfiler:
         )
 
     def _enter(self, *_: Any) -> None:
-        self._begun.append(self._flops())
+        self._start_flops.append(self._flops())
 
     def _leaver(self, layers: list[int]) -> Callable[..., None]:
         """A hook for a module of ``layers``: each of them makes an equal share of its calls."""
 
         def leave(*_: Any) -> None:
-            done = self._flops() - self._begun.pop()
+            done = self._flops() - self._start_flops.pop()
             for layer in layers:
                 self._done[layer] += done / len(layers)
 
@@ -616,7 +616,7 @@ class TensorParallelProfiler:
             splits = {}
         self._splits = [(model.get_submodule(name), split) for name, split in splits.items()]
         self._flops = flops
-        self._begun: list[int] = []
+        self._start_flops: list[int] = []
         self._divided = self._sums = self._bytes = 0
 
     def watch(self) -> list[RemovableHandle]:
@@ -637,11 +637,11 @@ class TensorParallelProfiler:
         return TensorParallelProfile(max(0.0, whole), self._sums, float(self._bytes))
 
     def _enter(self, layer: nn.Module, args: Any) -> None:
-        self._begun.append(self._flops())
+        self._start_flops.append(self._flops())
 
     def _leaver(self, takes: bool, gives: bool) -> Callable[..., None]:
         def leave(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            self._divided += self._flops() - self._begun.pop()
+            self._divided += self._flops() - self._start_flops.pop()
             for counts, values in ((takes and not isinstance(layer, nn.Embedding), (args, kwargs)), (gives, output)):
                 first = next((each for each in tree_iter(values) if isinstance(each, torch.Tensor)), None)
                 if counts and first is not None:
@@ -659,7 +659,7 @@ def main() -> int:
     try:
         answer = asdict(rehearse(load(program, seed, config), program, config, seed))
     except UserError as error:
-        answer = {"error": error.told}
+        answer = {"error": error.parts}
     reply.write_text(json.dumps(answer))
     return 0
 

@@ -55,9 +55,9 @@ def _joined(state: Mapping[str, Any], parts: list[Mapping[str, Any]]) -> list[Sc
     milestones = state.get("_milestones")
     if not isinstance(milestones, (list, tuple)) or not milestones:
         return [end for part in parts for end in ends_of(part)]
-    begun = milestones[-1]  # the last part takes its first step there
+    last_start = milestones[-1]  # the last part takes its first step there
     return [
-        ScheduleEnd(end.kind, None if end.built_for is None else begun + end.built_for, end.beyond)
+        ScheduleEnd(end.kind, None if end.built_for is None else last_start + end.built_for, end.beyond)
         for end in (ends_of(parts[-1]) if parts else [])
     ]
 

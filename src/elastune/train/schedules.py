@@ -59,9 +59,14 @@ class FoundSchedulers:
         self.schedulers: tuple[Any, ...] = ()
         self._searched = False
         self._waiting: list[dict[str, Any]] = []
+        self._then: Callable[[Sequence[Any]], None] = lambda found: None
 
-    def search(self, optimizers: Sequence[torch.optim.Optimizer], given: Sequence[Any]) -> tuple[Any, ...]:
-        """Look for the schedulers of ``optimizers`` beside the ``given`` ones; return those that are new.
+    def wait_with(self, kinds: Sequence[str], then: Callable[[Sequence[Any]], None]) -> None:
+        """Call ``then`` with the schedulers once they are found, if they are of these ``kinds``."""
+        self._then = lambda found: then(found) if [_kind(each) for each in found] == list(kinds) else None
+
+    def search(self, optimizers: Sequence[torch.optim.Optimizer], registered: Sequence[Any]) -> tuple[Any, ...]:
+        """Look for the schedulers of ``optimizers`` beside the ``registered`` ones; return those that are new.
 
         Raises:
             UserError: Where the waiting state is that of other schedulers.
@@ -69,16 +74,18 @@ class FoundSchedulers:
         if self._searched:
             return ()
         self._searched = True
-        self.schedulers = schedulers_of(optimizers, given)
+        self.schedulers = schedulers_of(optimizers, registered)
         waiting, self._waiting = self._waiting, []
         if waiting:
             self.load(waiting)
+        else:
+            self._then(self.schedulers)
         return self.schedulers
 
     def states(self) -> list[dict[str, Any]]:
         """Their states, each with its class under "kind" and the state under "state"."""
-        found = [{"kind": _kind(each), "state": each.state_dict()} for each in self.schedulers]
-        return found if self._searched else self._waiting
+        states = [{"kind": _kind(each), "state": each.state_dict()} for each in self.schedulers]
+        return states if self._searched else self._waiting
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Go on from ``states``, now or once they are found. Raises ``UserError`` if they are of other schedulers."""
@@ -94,17 +101,19 @@ class FoundSchedulers:
             scheduler.load_state_dict(saved["state"])
 
 
-def schedulers_of(optimizers: Sequence[torch.optim.Optimizer], given: Sequence[Any]) -> tuple[Any, ...]:
-    """The living schedulers of ``optimizers``, without ``given`` ones and without parts of others, in a fixed order."""
+def schedulers_of(optimizers: Sequence[torch.optim.Optimizer], registered: Sequence[Any]) -> tuple[Any, ...]:
+    """The living schedulers of ``optimizers`` in a fixed order, without ``registered`` ones and parts of others."""
     places = {id(optimizer): place for place, optimizer in enumerate(optimizers)}
     alive = _living(places)
     if not alive and gc.get_freeze_count() and any(map(_is_scheduled, optimizers)):
         gc.unfreeze()  # the program made it when it was imported
         alive = _living(places)
         gc.freeze()
-    parts = {id(part) for each in (*given, *alive) for part in [*_all([each])][1:]} | set(map(id, given))
-    found = [each for each in alive if id(each) not in parts]
-    return tuple(sorted(found, key=lambda each: (places[id(each.optimizer)], _kind(each), repr(each.state_dict()))))
+    parts = {id(part) for each in (*registered, *alive) for part in [*_all([each])][1:]} | set(map(id, registered))
+    schedulers = [each for each in alive if id(each) not in parts]
+    return tuple(
+        sorted(schedulers, key=lambda each: (places[id(each.optimizer)], _kind(each), repr(each.state_dict())))
+    )
 
 
 def _living(places: Mapping[int, int]) -> list[Any]:

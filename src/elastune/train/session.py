@@ -57,8 +57,6 @@ from elastune.train.models import Prepared, Unfreezing, WeightSources, unfreezin
 from elastune.train.predictions import check_name, meet_and_keep, own_part
 from elastune.train.program.loops import refuse_counted_slots
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, Progress, StepMemory, StepTimes
-from elastune.train.proof.first_step import FirstStep
-from elastune.train.proof.recorder import Recorder
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
 from elastune.train.step import Phase, StepTransaction, TrainingLoop, reevaluates_loss
@@ -66,7 +64,6 @@ from elastune.train.tracked import Tracked, is_scaled
 from elastune.train.training_state import HeldSettings, TrainingState
 
 T = TypeVar("T")
-OWN = "elastune"  # the package whose adapters draw batches themselves
 LONGEST_WHY = 300  # characters of session.stop's reason
 FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
@@ -123,7 +120,7 @@ class TrainingParts:
         step_parts = spec, workers, progress, transaction, self.log, state, self.adapter, self.divergence, device
         self.loop = TrainingLoop(*step_parts, send=send, stop_requested=stop_requested, warming_up=warm_up)
         self.evaluations = Evaluations(workers, state, transaction, device, spec.seed)
-        self.out_folder = OutFolder.found(spec.out)
+        self.out_folder = OutFolder.at(spec.out)
         rewound = snapshot is not None
         self.weight_sources = WeightSources(spec, workers, progress, self.out_folder, send, rewound=rewound)
         if snapshot is not None:
@@ -204,10 +201,6 @@ class Session:
         self._passes_in_epoch = 0
         self._turns = 1  # of the newest pass
 
-    def record(self, recorder: Recorder | None, first_step: FirstStep | None = None) -> None:
-        """Let ``recorder`` record the steps of this session, and ``first_step`` prove the first."""
-        self._parts.loop.recorder, self._parts.loop.first_step = recorder, first_step
-
     # -- data ----------------------------------------------------------------------------------------------------------
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -223,7 +216,8 @@ class Session:
         if self._held is not None:
             self._held.restore()
             self._held = None
-        self._find_schedulers()
+        if self.trained is not None:
+            self._gate(self.trained.found_schedulers.search(self._optimizers, self.trained.given_schedulers))
         total = self._planned = count if spec.epochs is None else spec.epochs
         while progress.position.epoch < total and loop.begins_epoch():
             epoch = progress.position.epoch
@@ -231,7 +225,7 @@ class Session:
                 loop.stop("until_epoch")
             self._passes_in_epoch = 0
             self.state.seed_epoch()
-            with self._parts.workers.told_if_left("session.epochs"):
+            with self._parts.workers.name_loop_in_beats("session.epochs"):
                 yield epoch
             self._require_whole_step()
             loop.commit()  # where workers meet after a step, and the program has left the loop at once
@@ -241,7 +235,7 @@ class Session:
                 return
             if progress.position.epoch == epoch:  # an epoch without a whole training pass
                 progress.position = replace(progress.position, epoch=epoch + 1, offset=0)
-                loop.stop_if_asked()
+                loop.stop_if_requested()
             self._passes_in_epoch = 0
             pauses = until is not None and until <= progress.position.epoch < total
             if spec.checkpoint_every_steps != 0 and not pauses:  # a pause writes one
@@ -323,9 +317,8 @@ class Session:
             self._forbid_strategies(refuse_repeated_batches)
         self.state.data.begin_pass(request.dataset, self.epoch)
         request = replace(request, turns=turns)
-        caller = sys._getframe(1)
-        if self._parts.spec.execution.cuts_batches and caller.f_globals.get("__name__", "").partition(".")[0] != OWN:
-            refuse_counted_slots(caller.f_code.co_filename, caller.f_lineno)
+        if self._parts.spec.execution.cuts_batches:
+            refuse_counted_slots(sys._getframe(1))
         source, epoch = request.source(self.seed), self.epoch
         batches = self._parts.loop.training_pass(source, request.batch_size, self._planned)
         size = self._parts.progress.batch_size or request.batch_size
@@ -360,17 +353,12 @@ class Session:
     def ends_step(self) -> bool:
         """Whether the current batch completed a step: a worker with several slots has several batches in a step.
 
-        Inside the batch loop, put whatever counts steps, reports or breaks under ``if session.ends_step:``. With one
-        slot it is always true after ``session.backward``. A step in which a worker was lost is done again: none of its
-        batches ended it.
+        Inside the batch loop, put whatever counts steps, reports or breaks under ``if session.ends_step:``. A step in
+        which a worker was lost is done again: none of its batches ended it.
 
         Example:
-            >>> for x, y in session.batches(loader):
-            ...     session.backward(F.cross_entropy(model(x), y))
-            ...     optimizer.step()
-            ...     optimizer.zero_grad()
-            ...     if session.ends_step and session.batch_index % 100 == 0:
-            ...         print(session.epoch, session.batch_index, session.loss)
+            >>> if session.ends_step and session.batch_index % 100 == 0:
+            ...     print(session.epoch, session.batch_index, session.loss)
         """
         return not self._parts.transaction.more_to_come
 
@@ -601,8 +589,6 @@ class Session:
         self._held = trained.held() if self._resume_or_begin() else None
         self._gate(prepared.schedulers)
         self._models = prepared.models
-        if (recorder := self._parts.loop.recorder) is not None:
-            recorder.begins(prepared.optimizer, trained.replica.module, self.rank)
         returned = tuple(replacements.get(id(each), each) for each in models_optimizers_schedulers)
         both = (*models_optimizers_schedulers, *returned)
         self._optimizers = [*{id(each): each for each in both if isinstance(each, torch.optim.Optimizer)}.values()]
@@ -658,9 +644,8 @@ class Session:
     ) -> None:
         """Run the backward pass of a loss that compares samples of the whole global batch with each other.
 
-        It takes the place of ``backward``: contrastive losses, in-batch negatives, batch-hard triplets. With several
-        slots each forward pass runs twice: once for the features, which are gathered over all slots and workers, and
-        once with a graph for their gradients. One slot's graph is in memory at a time.
+        It takes the place of ``backward``: contrastive losses, in-batch negatives, triplets. With several slots each
+        forward pass runs twice: for the features, gathered over slots and workers, and with a graph for gradients.
 
         Args:
             loss: Gets the features of the global batch, in the order of its samples, and returns the loss; a scalar.
@@ -670,8 +655,8 @@ class Session:
             inputs: The arguments of ``encode``: what ``batches`` gave.
 
         Raises:
-            UserError: For features without a row for each sample; for mechanisms other than ``replicated`` and
-                ``zero``; for sync strategies whose learners differ.
+            UserError: For features without a row for each sample, mechanisms other than ``replicated`` and ``zero``,
+                and sync strategies whose learners differ.
             Diverged: Where the loss is not finite, or has exploded.
 
         Example:
@@ -683,10 +668,7 @@ class Session:
             ...     optimizer.step()
             ...     optimizer.zero_grad()
         """
-        scaler = self._parts.tracked.scaler
-        if scaler is not None and scaler.is_enabled():
-            rule, fix = "a loss of the global batch is not scaled", "use --precision bf16 without a gradient scaler"
-            raise UserError(rule, "a tracked gradient scaler", fix)
+        self._parts.tracked.refuse_scaler()
         self.state.scale = None
         self._trainable_of(None)
         self._parts.loop.backward_global(loss, encode, inputs)
@@ -1185,11 +1167,6 @@ class Session:
             raise UserError(rule, type(model).__name__, fix)
         return [p for p in model.parameters() if p.requires_grad]
 
-    def _find_schedulers(self) -> None:
-        """Make schedulers a part of the state that the program did not give to ``prepare``."""
-        if self.trained is not None:
-            self._gate(self.trained.found_schedulers.search(self._optimizers, self.trained.given_schedulers))
-
     def _gate(self, schedulers: Iterable[Any]) -> None:
         for scheduler in schedulers:
             gate(scheduler, lambda: self._parts.transaction.ends_local_step, self.mean)
@@ -1206,18 +1183,18 @@ class Session:
         self._require_step_ended(kind, page_of(f"{__name__}.Session._start_collective"))
         return self._parts.collectives.start(kind, name, tensor, root)
 
-    def _record_report(self, means: dict[str, float], counts: dict[str, int]) -> None:
+    def _record_report(self, averages: dict[str, float], counts: dict[str, int]) -> None:
         """Keep reported metrics, send them to the journal, and judge whether training diverges."""
         parts, progress, workers = self._parts, self._parts.progress, self._parts.workers
         position = progress.position
         progress.evaluated_on |= counts
         if workers.synchronised:
-            progress.metrics = {**progress.metrics, **means}
+            progress.metrics = {**progress.metrics, **averages}
             if workers.rank == 0 or workers.elastic:  # of several equal records one is kept
                 so_far = position.epoch, position.step, position.samples, self.seconds
-                parts.send(Reported(*so_far, means, nth=progress.reports, epochs=self._planned))
+                parts.send(Reported(*so_far, averages, nth=progress.reports, epochs=self._planned))
             progress.reports += 1
         else:  # catching up with the run: the values reported there stand
-            progress.metrics = {**means, **progress.metrics}
+            progress.metrics = {**averages, **progress.metrics}
         if not parts.adapter.survives_divergence:
-            parts.divergence.metrics(means, position.step, again=not workers.synchronised)
+            parts.divergence.metrics(averages, position.step, again=not workers.synchronised)

@@ -42,7 +42,6 @@ from elastune.train.global_losses import FeatureGradients, Loss, SliceEncoder, g
 from elastune.train.losses import MEAN, LossKind, as_mean, without_gradient
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, PlannedSteps, Progress, ignore
 from elastune.train.proof.first_step import FirstPasses, FirstStep
-from elastune.train.proof.recorder import Recorder
 from elastune.train.rng import seed_everything, streams_kept
 from elastune.train.schedules import learning_rates
 from elastune.train.training_state import TrainingState
@@ -87,8 +86,6 @@ class TrainingLoop:
 
     Attributes:
         in_pass: The program is in the loop over a pass's batches.
-        recorder: Records the steps, for a check; None: they are not recorded.
-        first_step: Proves the first step of a run; None: it is not asked for, or done.
     """
 
     def __init__(
@@ -121,8 +118,6 @@ class TrainingLoop:
         self._warming_up = warming_up
         self._planned = PlannedSteps(ignore if warming_up else send, spec.sync_schedule)
         self.in_pass = False
-        self.recorder: Recorder | None = None
-        self.first_step: FirstStep | None = None
         # Of the pass:
         self._batch_size = 0  # by which its steps are cut
         self._gradient_bytes = 0  # that a worker sends, of the model as it stands in this view
@@ -144,8 +139,9 @@ class TrainingLoop:
         progress, trained = self._progress, self._state.prepared
         self.join()
         source = open_source(progress.position.epoch)
-        if self.recorder is not None:
-            source = self.recorder.shortened(source, batch_size)
+        if (recorder := self._state.recorder) is not None:
+            recorder.begins(trained.optimizer, trained.replica.module, self._workers.rank)
+            source = recorder.shortened(source, batch_size)
         self._content, self._reread = None, lambda: list(source.fetch(iter([source.probe()] * MORE_READS)))
         self._adapter.begin_pass(trained, source.length(0, 1), batch_size)
         outcome: Outcome = "again"
@@ -179,7 +175,7 @@ class TrainingLoop:
         parts = (part for plan in ahead for part in plan.own_parts)
         probe = source.probe()
         probes = workers.size > 1 and self._content is None and not self._warming_up and len(probe) > 0
-        proof = self.first_step
+        proof = self._state.first_step
         first, plans = _first_of(plans) if self._proves(sync) else (None, plans)
         asked = FirstStep.places(first) if proof is not None and first is not None else []
         data = source.fetch(chain(asked, [probe] * READS, parts) if probes else chain(asked, parts))
@@ -219,7 +215,7 @@ class TrainingLoop:
 
     def _proves(self, sync: Sync) -> bool:
         """Whether the next step is the run's first, and its loss is to be proved a mean that slots may share."""
-        if self.first_step is None or self._warming_up or self._progress.position.step or self._workers.view > 1:
+        if self._state.first_step is None or self._warming_up or self._progress.position.step or self._workers.view > 1:
             return False
         whole = sync.replica.has_all and sync.exact and not sync.plan.in_rounds
         return whole and self._device.type == "cpu" and torch.get_num_threads() == 1
@@ -232,10 +228,10 @@ class TrainingLoop:
         Raises:
             UserError: The program makes a mistake for certain.
         """
-        self.first_step = None
+        self._state.first_step = None
         batches = [to_device(next(data), self._device) for _ in places]
         if batches and proof.fork():
-            self.first_step = proof
+            self._state.first_step = proof
             alone = replace(plan.slices[0], ends_step=False, weight=1.0)
             self._transaction.begin(replace(plan, slices=[alone]), trained.sync, self._empty_control())
             for batch, each in zip(batches, places, strict=True):
@@ -246,9 +242,9 @@ class TrainingLoop:
             proof.answer()
         mine = proof.wait() if batches else FirstPasses()
         seen = self._workers.gather_bytes(mine.encode(), "the proof of the first step")
-        found = proof.judge([FirstPasses.decode(each) for each in seen])
+        loss = proof.judge([FirstPasses.decode(each) for each in seen])
         if self._workers.rank == 0:
-            self._send(Proved("first_step", found, mine.seconds))
+            self._send(Proved("first_step", loss, mine.seconds))
 
     def _plans(
         self, source: StepSource, size: int, place: tuple[int, int], everyone: int | None, trained: TrainingState
@@ -299,17 +295,21 @@ class TrainingLoop:
         """This worker's part of the control vector of the step of ``plan``, as it stands now."""
         workers, position = self._workers, self._progress.position
         speaks = trained.replica.speaks(workers.comms.mesh, workers.comms.rank)
-        own = [places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks]
-        stop, heard = float(self._stop_requested()), workers.begin_step()
-        samples = sum(len(places) for places in own) % COUNTED
-        checksum = plan.checksum if [*map(len, own)] == [plan.size] else sum(map(source.checksum, own)) % PRIME
+        step_marks = [
+            places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks
+        ]
+        stop, view_known = float(self._stop_requested()), workers.begin_step()
+        samples = sum(len(places) for places in step_marks) % COUNTED
+        checksum = (
+            plan.checksum if [*map(len, step_marks)] == [plan.size] else sum(map(source.checksum, step_marks)) % PRIME
+        )
         sent = self._adapter.exchanged.since(trained.sync.sent_bytes)
         own_marks: Sequence[float] = NO_MARKS
         if workers.size > 1:
             settings, data = self._settings.checksum(trained.optimizer), self._content or CHANGES
             frozen = trained.flags.checksum()
             own_marks = marks(hash((position.epoch, position.step, *plan.taken, data, settings, frozen)))
-        return ControlVector(*self._contribution(), stop, heard, samples, checksum, sent, own_marks)
+        return ControlVector(*self._contribution(), stop, view_known, samples, checksum, sent, own_marks)
 
     def _contribution(self) -> tuple[float, float, float, Sequence[float], Sequence[float]]:
         """The part of the control vector that monitors and policies add, in the order of its fields."""
@@ -335,13 +335,13 @@ class TrainingLoop:
         number, data_s = self._progress.position.step, 0.0
         times.begin_step()
         self._progress.memory.begin_step()
-        workers.say("computing", number)
+        workers.set_activity("computing", number)
         for part in plan.slices:
             if workers.broken:
                 transaction.recover(GroupBroken("the view is over"))
                 if not transaction.goes_on:
                     return False
-                workers.say("computing", number)
+                workers.set_activity("computing", number)
             if transaction.phase is Phase.LOST:  # the user's lines met a loss elsewhere, such as in an evaluation
                 return False
             fetching = times.now
@@ -355,7 +355,8 @@ class TrainingLoop:
             rates = () if last else learning_rates(trained.optimizer)
             if not transaction.begin_slice(part):
                 return False
-            recorded = nullcontext() if self.recorder is None else self.recorder.around(plan, part, batch, source)
+            recorder = self._state.recorder
+            recorded = nullcontext() if recorder is None else recorder.around(plan, part, batch, source)
             try:
                 with recorded:
                     yield batch
@@ -406,16 +407,16 @@ class TrainingLoop:
         sync.replica.only = only
         if loss.numel() != 1:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
-        if self.first_step is not None and self.first_step.in_fork:
-            self.first_step.loss(loss, sync.replica.module, known=kind != MEAN or more or only is not None)
+        if self._state.first_step is not None and self._state.first_step.in_fork:
+            self._state.first_step.loss(loss, sync.replica.module, known=kind != MEAN or more or only is not None)
             transaction.defer()
             return
         given, loss = loss, as_mean(loss, part, kind, sync)
         speaks = self._checks_loss and sync.replica.speaks(workers.comms.mesh, workers.comms.rank)
         if speaks and not math.isfinite(value := loss.item()):  # a worker that does not speak has a stand-in
             raise Diverged(f"loss is {value} at step {step + 1}")
-        if self.recorder is not None:
-            self.recorder.loss(given, loss, sync.replica.module, only)
+        if self._state.recorder is not None:
+            self._state.recorder.loss(given, loss, sync.replica.module, only)
         if more:
             self._adapter.monitoring.refuse_cut_losses("more=True")
             transaction.add(loss)
@@ -423,7 +424,7 @@ class TrainingLoop:
         if not sync.meets_after_step:
             self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step and not sync.meets_after_step:
-            workers.say("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
+            workers.set_activity("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
         with without_gradient(sync, kind):
             sums = transaction.reduce(loss, self._adapter.votes)
         if sums is not None:
@@ -436,8 +437,8 @@ class TrainingLoop:
             return
         part, sync = transaction.due(), self._state.prepared.sync
         refuse_gathering(sync)
-        if self.first_step is not None and self.first_step.in_fork:
-            self.first_step.leave()
+        if self._state.first_step is not None and self._state.first_step.in_fork:
+            self._state.first_step.leave()
         encoder = SliceEncoder.of(part, encode, inputs)
         if len(part.samples) == part.batch:
             self.backward(loss(*encoder.features()))
@@ -448,7 +449,7 @@ class TrainingLoop:
             transaction.defer()
             return
         encoders, self._encoders = self._encoders, []
-        self._workers.say("gathering", step, what=f"the features of step {step + 1}")
+        self._workers.set_activity("gathering", step, what=f"the features of step {step + 1}")
         features = transaction.exchanged(lambda: gathered(encoders, sync))
         if features is None:
             return
@@ -465,9 +466,9 @@ class TrainingLoop:
         took_s = self._progress.times.step_s
         while transaction.phase is Phase.APART:  # again, where the round goes on without workers that were lost here
             plan, trained = transaction.plan, self._state.prepared
-            workers.say("reducing", step, trained.state_bytes, f"the exchange after step {step + plan.steps}")
+            workers.set_activity("reducing", step, trained.state_bytes, f"the exchange after step {step + plan.steps}")
             if trained.sync.plan.has_quorum:
-                transaction.tell(self._control_now())
+                transaction.replace_control(self._control_now())
                 learners = len({part.learner for part in plan.slices})
                 workers.report_round(step, learners, trained.sync.plan, took_s)
             if (sums := transaction.meet(self._adapter.votes, repeatable=repeatable)) is not None:
@@ -479,16 +480,16 @@ class TrainingLoop:
         """The workers' sums are here: check them, then let the user's lines apply them."""
         transaction, workers, step = self._transaction, self._workers, self._progress.position.step
         trained = self._state.prepared
-        workers.say("computing", step + 1)
+        workers.set_activity("computing", step + 1)
         if not alike(sums.marks):
             self._require_alike(transaction.plan, trained)
             check_committed_samples(transaction.plan, sums)
         self._stop_votes = sums.stop
         trained.sync.divide_by_counts()
         self._state.reduced(trained.sync)
-        if self.recorder is not None:
+        if self._state.recorder is not None:
             settings = OptimizerSettings.by_name(trained.optimizer)
-            self.recorder.reduced(step + 1, self._progress.position.epoch, trained.replica.module, settings)
+            self._state.recorder.reduced(step + 1, self._progress.position.epoch, trained.replica.module, settings)
         self._adapter.step_reduced(sums, sums.sent, transaction.plan, trained.sync.statistics)
         if self._checks_loss:
             self._divergence.loss(trained.sync.statistics.parts["loss"], step + 1, transaction.plan.turn)
@@ -504,8 +505,8 @@ class TrainingLoop:
         workers, position = self._workers, self._progress.position
         settings, line = OptimizerSettings.by_name(trained.optimizer), workers.where()
         settings["frozen parameters"] = ", ".join(trained.flags.frozen) or "none"
-        own = StepSettings(position.epoch, *plan.taken, self._content or CHANGES, settings, line)
-        rows = workers.gather_bytes(own.encode(), "what the step is made of")
+        settings_here = StepSettings(position.epoch, *plan.taken, self._content or CHANGES, settings, line)
+        rows = workers.gather_bytes(settings_here.encode(), "what the step is made of")
         columns = differences(rows)
         if list(columns) == ["content"]:
             checksums = {content([batch]) for batch in self._reread()}
@@ -544,8 +545,8 @@ class TrainingLoop:
         """If the user's lines have just applied a step, count it and carry out the decisions agreed on in it."""
         self.meet(repeatable=False)
         if self._transaction.phase is Phase.REDUCED:
-            if self.recorder is not None:
-                self.recorder.committed(self._state.prepared.replica.module)
+            if self._state.recorder is not None:
+                self._state.recorder.committed(self._state.prepared.replica.module)
             self._transaction.commit()
             self._state.prepared.active_sync.committed()
             self._stop_agreed = self._adapter.after_step(self._state.prepared, self._batch_size)
@@ -609,7 +610,7 @@ class TrainingLoop:
             self._stop_at_limit()
         return self._progress.stopped == "complete"
 
-    def stop_if_asked(self) -> None:
+    def stop_if_requested(self) -> None:
         """Stop where a worker was asked to; workers gather it here, where no reduction has carried it."""
         votes = self._workers.gather([float(self._stop_requested())], "the end of an epoch")
         if any(vote > 0 for (vote,) in votes):
@@ -849,7 +850,7 @@ class StepTransaction:
             return None
         return self._complete(votes, served=served)
 
-    def tell(self, control: ControlVector) -> None:
+    def replace_control(self, control: ControlVector) -> None:
         """Replace this worker's part of the control vector, for an exchange that comes long after ``begin``."""
         self._require(Phase.APART)
         self._sync.control = control.to_list()
@@ -891,7 +892,7 @@ class StepTransaction:
         if alike(sums.marks):  # else the caller finds out how the workers differ
             check_committed_samples(self.plan, sums)
         self.phase = Phase.REDUCED
-        self._workers.end_step(sums.heard, self.plan.contributors, served=served)
+        self._workers.end_step(sums.view_known, self.plan.contributors, served=served)
         return sums
 
     def recover(self, error: GroupBroken) -> bool:
@@ -998,7 +999,7 @@ class ControlVector(StepContribution):
     """
 
     stop: float = 0.0
-    heard: float = 0.0
+    view_known: float = 0.0
     samples: float = 0.0
     checksum: float = 0.0
     sent: float = 0.0
@@ -1008,7 +1009,7 @@ class ControlVector(StepContribution):
         """The numbers in the order in which they travel; ``of`` reads their sums."""
         single = [
             self.stop,
-            self.heard,
+            self.view_known,
             self.samples,
             self.checksum,
             self.waiting,
@@ -1021,11 +1022,11 @@ class ControlVector(StepContribution):
     @staticmethod
     def of(sums: Sequence[float], votes: int) -> ControlVector:
         """The sum of all workers' ``to_list``; ``votes`` numbers of it are votes."""
-        stop, heard, samples, checksum, waiting, seconds, sent, unsure, *rest = sums
+        stop, view_known, samples, checksum, waiting, seconds, sent, unsure, *rest = sums
         ends = len(NO_MARKS), len(NO_MARKS) + votes
         step_marks, all_votes, times = rest[: ends[0]], rest[ends[0] : ends[1]], rest[ends[1] :]
         contribution = waiting, seconds, unsure, all_votes, times
-        return ControlVector(*contribution, stop, heard, samples, checksum, sent, step_marks)
+        return ControlVector(*contribution, stop, view_known, samples, checksum, sent, step_marks)
 
 
 # --- whether all workers take the same step ---

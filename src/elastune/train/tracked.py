@@ -78,6 +78,12 @@ class Tracked:
             rule = "what is tracked is equal on all workers, and learners between their rounds are not"
             raise UserError(rule, f"{plan} with {', '.join(sorted(self._objects))}", "use --sync allreduce")
 
+    def refuse_scaler(self) -> None:
+        """Raise ``UserError`` where a gradient scaler is tracked: the program does not hold the loss to be scaled."""
+        if self.scaler is not None and self.scaler.is_enabled():
+            rule, fix = "a loss of the global batch is not scaled", "use --precision bf16 without a gradient scaler"
+            raise UserError(rule, "a tracked gradient scaler", fix)
+
     def state_dict(self) -> dict[str, Any]:
         return {**self._waiting, **{name: _state(obj) for name, obj in self._objects.items()}}
 

@@ -86,7 +86,7 @@ class TrainingState:
     @property
     def parts(self) -> tuple[Part, ...]:
         """The parts of this state, in the order in which they are loaded."""
-        kinds = [type(each).__name__ for each in (self.optimizer, *self.schedulers)]
+        kinds = [type(each).__name__ for each in (self.optimizer, *self.given_schedulers)]
         model: Part = Named("model", self.replica.module)
         optimizer: Part = Named("optimizer", self.optimizer)
         if isinstance(self.replica, EngineReplica):
@@ -263,15 +263,15 @@ class TrainingState:
 class _Schedulers:
     """The schedulers, as one part of a run's state."""
 
-    given: tuple[Any, ...]
+    registered: tuple[Any, ...]
     found: FoundSchedulers
     name: str = "schedulers"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"states": [scheduler.state_dict() for scheduler in self.given], "found": self.found.states()}
+        return {"states": [scheduler.state_dict() for scheduler in self.registered], "found": self.found.states()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for scheduler, saved in zip(self.given, state["states"], strict=True):
+        for scheduler, saved in zip(self.registered, state["states"], strict=True):
             scheduler.load_state_dict(saved)
         self.found.load(state["found"])
 
@@ -395,7 +395,7 @@ class Flags:
         self._pieces = [] if self._whole else [weakref.ref(p) for p in replica.params]
 
     def check(self) -> None:
-        """Raise ``UserError`` where a parameter was frozen or unfrozen in a way that this run cannot follow."""
+        """Raise ``UserError`` where a parameter was frozen or unfrozen and this run cannot follow it."""
         for name, reference in self._fixed:
             parameter = reference()
             if parameter is not None and parameter.requires_grad:

@@ -98,13 +98,13 @@ def work(
             longest_s = max(LONGEST_S, 2 * spec.elastic.collective_timeout_s)  # the watch must find it first
             group = join(place, longest_s)
             workers = WorkerGroup(group, stand(group, place, spec.execution.first_mesh))
-            worker.stay(workers, lambda why: os._exit(failed(why.found.reason, why)))
+            worker.stay(workers, lambda why: os._exit(failed(why.stall.reason, why)))
     except UserError as error:
         return failed("user_error", error)
     except Diverged as error:
         return failed("diverged", error)
     except WorkersDiverged as error:
-        return failed(error.found.reason, error)
+        return failed(error.stall.reason, error)
     except BaseException as error:
         if (refusal := unordered_kernel(error) or untracked_scaler(error) or too_many_shapes(error)) is not None:
             return failed("user_error", refusal)
@@ -150,9 +150,9 @@ class Worker:
         watch = StaticWatch(workers, rendezvous_store(), self._spec.elastic.collective_timeout_s, on_stuck)
         try:
             self._train(session, workers)
-            workers.say("done", session.step)
+            workers.set_activity("done", session.step)
         except GroupBroken:
-            difference = watch.found
+            difference = watch.stall
             if difference is None:
                 raise
             raise WorkersDiverged(difference) from None
@@ -228,8 +228,8 @@ class Worker:
             policies=self._program.policies,
         )
         path = self._spec.program.path
-        proof = FirstStep(path) if self._spec.proves else None
-        session.record(recorder_of(os.environ, path), proof)
+        session.state.recorder = recorder_of(os.environ, path)
+        session.state.first_step = FirstStep(path) if self._spec.proves else None
         return session
 
     def _finish(self, session: Session, workers: WorkerGroup) -> None:
@@ -241,11 +241,11 @@ class Worker:
         if trained is not None:
             digest = trained.fingerprint(workers)
             times, memory_row = session.progress.times, session.progress.memory.row()
-            means, sent = times.means(), trained.sync.sent_bytes / max(1, times.count)
-            rows = workers.gather([sent, *means, *memory_row], "times of steps, memory and bytes")
+            averages, sent = times.averages(), trained.sync.sent_bytes / max(1, times.count)
+            rows = workers.gather([sent, *averages, *memory_row], "times of steps, memory and bytes")
             sent_bytes = sum(row.pop(0) for row in rows)
-            worker_steps = steps_of_workers([row[: len(means)] for row in rows])
-            memory = memory_of_workers([row[len(means) :] for row in rows])
+            worker_steps = steps_of_workers([row[: len(averages)] for row in rows])
+            memory = memory_of_workers([row[len(averages) :] for row in rows])
         else:
             digest, worker_steps, memory, sent_bytes = fingerprint({}), [], [], 0.0
             workers.gather([], END)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from elastune.adapt.monitors import base as averages
+from elastune.adapt.monitors import base
 from elastune.adapt.monitors.base import effective_sample_size, empty, mean, with_value
 
 
@@ -62,4 +62,4 @@ def test_memory_bounds_what_is_remembered() -> None:
 def test_sums_that_would_overflow_are_not_taken() -> None:
     state = with_value(empty(2), 1.0, 1.0, memory=10)
     assert with_value(state, 1e200, 1.0, memory=10) is state
-    assert averages.error(state, (1.0, 1.0), 1.0) is None
+    assert base.error(state, (1.0, 1.0), 1.0) is None

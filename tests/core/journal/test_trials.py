@@ -25,7 +25,7 @@ def test_a_life_from_its_start_to_its_end() -> None:
     life = table.trials[3]
     assert (life.state, life.seconds, life.worker_seconds, life.workers) == ("over", 31.0, 50.0, 3)
     assert life.metrics == {"accuracy": 0.9}
-    assert life.begun_at - life.started_at == 15.0
+    assert life.last_start_at - life.started_at == 15.0
     assert (list(table.cut_off), table.of("paused"), list(table.ended)) == ([], [], [3])
     assert (table.seconds, life.last_s) == (40.0, 40.0)
 
@@ -45,7 +45,7 @@ def test_entry_by_entry_the_table_is_that_of_the_whole() -> None:
     entries = stopping_study(30).entries
     table = TrialTable()
     for count, entry in enumerate(entries, 1):
-        table.hear(entry)
+        table.observe(entry)
         if count % 17 == 0:
             whole = fold(entries[:count])
             assert (table.trials, table.spans, table.seconds) == (whole.trials, whole.spans, whole.seconds)
@@ -57,7 +57,7 @@ def test_spans_tell_who_had_how_many_workers_when() -> None:
     told.start(1, lr=0.1).wait(7).start(2, lr=0.1).tell(StudyStarted(dict(SETTINGS), resumed=True))
     told.wait(3).start(1, lr=0.1).wait(4)
     told.fail(2, "never started again")
-    shown = [(s.trial, s.begin_s, s.end_s, s.workers, s.begun, s.ended, s.reason) for s in fold(told.entries).spans]
+    shown = [(s.trial, s.begin_s, s.end_s, s.workers, s.began_as, s.ended, s.reason) for s in fold(told.entries).spans]
     assert shown == [
         (0, 0.0, 10.0, 2, "started", "paused", "rank 3 of 4"),
         (0, 15.0, 25.0, 1, "resumed", "regrouped", "trial 7 ended"),
@@ -80,8 +80,8 @@ def test_an_adopted_trial_is_the_same_life_and_a_new_span() -> None:
     told.pause(1, 0, 10.0, cut_off=True).wait(5).complete(0, 0.9, 116.0)
     table = fold(told.entries)
     life = table.trials[0]
-    assert (life.state, len(life.reports), life.begun_at, life.workers) == ("over", 1, life.started_at, 1)
-    shown = [(s.trial, s.begin_s, s.end_s, s.workers, s.begun, s.ended) for s in table.spans]
+    assert (life.state, len(life.reports), life.last_start_at, life.workers) == ("over", 1, life.started_at, 1)
+    shown = [(s.trial, s.begin_s, s.end_s, s.workers, s.began_as, s.ended) for s in table.spans]
     assert shown == [
         (0, 0.0, 10.0, 2, "started", "lost"),
         (1, 0.0, 10.0, 1, "started", "lost"),

@@ -150,7 +150,7 @@ def test_reasons_say_what_falls_what_grows_and_what_ends() -> None:
     best = best_plans(forecast(SEARCH), nodes, ALLOWED, PlanBounds(), 1)[0]
     plain = replace(best, width=4, mesh=Mesh(), batch=BASE, micro=16)
     more = doublings(forecast(SEARCH), plain, nodes, ALLOWED)
-    assert more["width"].why.startswith("34 rounds of trainings become 19, not half as many: proposals made at once")
+    assert more["width"].why.startswith("34 rounds of trainings become 19, not half as many: concurrent proposals know")
     assert more["data"].why.startswith("less of a step for compute (")
     assert "; a worker holds " in more["shard"].why
     dear = doublings(forecast(SEARCH, gradient_byte_s=10.0), plain, nodes, ALLOWED)

@@ -28,7 +28,7 @@ def test_a_step_is_what_its_terms_say() -> None:
 
 def test_sharded_workers_gather_in_every_pass() -> None:
     """Two passes, of 3 parts each, gathered twice and left once; a sum is two hops."""
-    made = replace(MADE, found={"size": {**SIZE, "gathered": 3}})
+    made = replace(MADE, answer={"size": {**SIZE, "gathered": 3}})
     two = ExecutionSettings(mode="fast", mesh=Mesh(shard=2), mechanism="sharded", micro_batch=4)
     assert predicted_step(made, two, 16) == pytest.approx(8e-3 + 2 * 3 * 3 * 5e-3)
     assert predicted_step(made, replace(two, mechanism="zero"), 16) == pytest.approx(8e-3 + 2 * 5e-3)

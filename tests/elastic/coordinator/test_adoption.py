@@ -28,13 +28,13 @@ from elastune.elastic.coordinator.machine import Confirm, Dismiss, Release, begi
 from elastune.elastic.wire.messages import InstallView, Noticed, ResizeAsked, Returned
 from elastune.elastic.wire.view import View
 from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient, RunOver
-from elastune.runtime.worker import _told_of_connection
+from elastune.runtime.worker import _exit_code
 
 EMPTY = begin((), 1, 4)
 
 
 def trains(view: View, **more: object) -> Returned:
-    return replace(Returned(member=True, ready=True, heard=view, version=view.number, step=7), **more)
+    return replace(Returned(member=True, ready=True, latest_view=view, version=view.number, step=7), **more)
 
 
 # -- the decision -----------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_a_notice_that_comes_before_its_worker_is_kept_for_it() -> None:
     view, back = View(5, (0, 1)), adoption.Adoption()
     back.comes(0, "here", trains(view))
     for worker in (0, 1):
-        back.hears(worker, Noticed(20.0 + worker, "spot"))
+        back.note_event(worker, Noticed(20.0 + worker, "spot"))
     back.comes(1, "there", trains(view))
     assert [back.back[worker].noticed_s for worker in (0, 1)] == [20.0, 21.0]
     state, _ = adoption.take_over(EMPTY, back.back, back.hosts)
@@ -69,7 +69,7 @@ def test_a_joiner_that_nobody_has_confirmed_is_confirmed() -> None:
 
 def test_who_left_with_the_view_in_force_is_released() -> None:
     view = View(6, (0,), scheduled=True)
-    state, told = adoption.take_over(EMPTY, {0: trains(view), 1: trains(View(5, (0, 1)), heard=view)}, {})
+    state, told = adoption.take_over(EMPTY, {0: trains(view), 1: trains(View(5, (0, 1)), latest_view=view)}, {})
     assert told == (Release(1),)
     assert [worker.number for worker in state.workers] == [0]
 
@@ -79,7 +79,7 @@ def test_who_left_with_the_view_in_force_is_released() -> None:
     [
         {0: trains(View(5, (0, 1, 2))), 1: trains(View(5, (0, 1, 2)))},
         {0: trains(View(5, (0, 1)), broken=5), 1: trains(View(5, (0, 1)))},
-        {0: trains(View(4, (0, 1)), heard=View(5, (0, 1))), 1: trains(View(4, (0, 1)))},
+        {0: trains(View(4, (0, 1)), latest_view=View(5, (0, 1))), 1: trains(View(4, (0, 1)))},
         {0: trains(View(5, (0, 1, 2), scheduled=True, joiners=(2,))), 1: trains(View(4, (0, 1)))},
     ],
     ids=["one is missing", "one has found it broken", "one has not come to it", "one has not heard of it"],
@@ -92,7 +92,7 @@ def test_a_view_that_is_not_whole_is_replaced(back: dict[int, Returned]) -> None
 
 def test_a_joiner_that_was_not_taken_in_is_no_member_of_the_next_view() -> None:
     view = View(6, (0, 1), scheduled=True, joiners=(1,))
-    back = {0: trains(View(5, (0,)), heard=view), 1: Returned(ready=True, heard=view)}
+    back = {0: trains(View(5, (0,)), latest_view=view), 1: Returned(ready=True, latest_view=view)}
     state, told = adoption.take_over(EMPTY, back, {})
     assert told == (InstallView(View(7, (0,))),)
     assert state.get(1).phase == "ready"
@@ -101,13 +101,13 @@ def test_a_joiner_that_was_not_taken_in_is_no_member_of_the_next_view() -> None:
 def test_without_anybody_who_holds_the_state_nothing_goes_on() -> None:
     assert not adoption.can_go_on({})
     assert not adoption.can_go_on({0: Returned()})
-    assert not adoption.can_go_on({2: Returned(ready=True, heard=View(3, (0, 1)))})
-    assert not adoption.can_go_on({0: Returned(ready=True, heard=View(3, (0, 1), scheduled=True, joiners=(0,)))})
+    assert not adoption.can_go_on({2: Returned(ready=True, latest_view=View(3, (0, 1)))})
+    assert not adoption.can_go_on({0: Returned(ready=True, latest_view=View(3, (0, 1), scheduled=True, joiners=(0,)))})
 
 
 def test_a_first_view_that_not_all_have_come_to_begins_again() -> None:
     first = View(1, (0, 1, 2), initial=True)
-    back = {0: trains(first, step=0), 1: Returned(ready=True, heard=first)}
+    back = {0: trains(first, step=0), 1: Returned(ready=True, latest_view=first)}
     assert adoption.can_go_on(back)
     state, told = adoption.take_over(EMPTY, back, {})
     assert told == (InstallView(View(2, (0, 1), initial=True)),)
@@ -230,10 +230,10 @@ def test_whose_connection_breaks_while_the_coordinator_lives_is_turned_away() ->
         second._socket.shutdown(socket.SHUT_RDWR)
         with pytest.raises(RunOver, match="without this worker"):
             second.await_view(number, LIMIT_S)
-        assert _told_of_connection(second, 0) == ORPHANED_CODE
-        assert _told_of_connection(second, 1) == 1
+        assert _exit_code(second, 0) == ORPHANED_CODE
+        assert _exit_code(second, 1) == 1
         assert first.await_view(number, LIMIT_S).members == (0,)
-        assert _told_of_connection(first, 0) == 0
+        assert _exit_code(first, 0) == 0
 
 
 def test_who_ended_meanwhile_says_so_to_the_next_one() -> None:

@@ -47,10 +47,10 @@ def answers(coordinator: Coordinator, workers: int = 3) -> Answer:
     """What a client is answered."""
     with Raw(coordinator) as client:
         client.hello(coordinator, None)
-        client.say(ResizeAsked(workers))
-        answer = client.hear()
+        client.send(ResizeAsked(workers))
+        answer = client.receive()
         assert isinstance(answer, Answer)
-        assert client.hear() is None
+        assert client.receive() is None
         return answer
 
 
@@ -93,10 +93,10 @@ def test_a_death_is_heard_before_the_failure_that_it_caused(coordinator: Coordin
 def test_workers_that_fall_together_are_one_message() -> None:
     with coordinating(6) as coordinator, members(coordinator, *range(5)) as found, Raw(coordinator) as last:
         last.hello(coordinator, 5)
-        last.say(Ready())
+        last.send(Ready())
         for member in found:
             member.ready()
-        heard = iter(last.hear, None)
+        heard = iter(last.receive, None)
         first = next(m for m in heard if isinstance(m, InstallView))
 
         def fall() -> None:  # in one round of the thread, as those of a host do
@@ -213,7 +213,7 @@ def test_what_no_event_may_hold_is_the_callers_error(coordinator: Coordinator, c
 def test_a_worker_that_neither_beats_nor_closes_is_lost() -> None:
     with coordinating(2, heartbeat_s=1.0) as coordinator, Raw(coordinator) as mute, members(coordinator, 0) as found:
         mute.hello(coordinator, 1)
-        mute.say(Ready())
+        mute.send(Ready())
         found[0].ready()
         number = found[0].await_view(0, LIMIT_S).number
         assert found[0].await_view(number, LIMIT_S).members == (0,)
@@ -247,14 +247,14 @@ def test_beats_keep_a_worker(coordinator: Coordinator) -> None:
 def test_time_in_which_the_controller_did_not_run_is_no_silence() -> None:
     with coordinating(2, heartbeat_s=0.3) as coordinator, Raw(coordinator) as peer, members(coordinator, 0) as found:
         peer.hello(coordinator, 1)
-        peer.say(Ready())
+        peer.send(Ready())
         found[0].ready()
         number = found[0].await_view(0, LIMIT_S).number
-        peer.say(Beat())
+        peer.send(Beat())
         coordinator._call(lambda: time.sleep(1.0))  # as if all were stopped: nobody beats meanwhile
         time.sleep(0.9)
         for _ in range(5):
-            peer.say(Beat())
+            peer.send(Beat())
             time.sleep(0.1)
         assert not found[0].superseded(number)
 
@@ -270,7 +270,7 @@ def test_addresses_reach_those_who_come_later(coordinator: Coordinator) -> None:
         eventually(coordinator.take)
         with Raw(coordinator) as late:
             late.hello(coordinator, 3)
-            welcome, proclaim, publish = late.hear(), late.hear(), late.hear()
+            welcome, proclaim, publish = late.receive(), late.receive(), late.receive()
             assert isinstance(welcome, Welcome)
             assert welcome.joins
             assert isinstance(proclaim, InstallView)
@@ -321,7 +321,7 @@ def test_a_stranger_that_talks_rubbish_is_cut_off(coordinator: Coordinator, rubb
             stranger.socket.sendall(rubbish)
         except ConnectionError:
             return
-        assert stranger.hear() is None
+        assert stranger.receive() is None
     assert answers(coordinator).taken
 
 
@@ -333,11 +333,11 @@ def test_who_was_not_let_in_is_told_with_the_cause(coordinator: Coordinator, mon
             thief.prove("no such token")
         with Raw(coordinator) as lost:
             lost.socket.sendall(b"GET / HTTP/1.1\r\n")
-            assert lost.hear() is None
+            assert lost.receive() is None
         Raw(coordinator).socket.close()
     with Raw(coordinator) as half:
         half.socket.sendall(b"0123")
-        assert half.hear() is None
+        assert half.receive() is None
     told: list[ConnectionsRefused] = []
     eventually(lambda: told.extend(coordinator.take_records()) or len(told) == 3)
     assert {(refused.host, refused.times) for refused in told} == {("127.0.0.1", 1)}
@@ -362,7 +362,7 @@ def test_who_has_the_token_and_no_greeting_is_cut_off(coordinator: Coordinator, 
     with Raw(coordinator) as peer:
         peer.prove(coordinator.token)
         peer.socket.sendall(rubbish)
-        assert peer.hear() is None
+        assert peer.receive() is None
     assert answers(coordinator).taken
 
 
@@ -388,7 +388,7 @@ INSIDE = {
 def test_a_worker_that_talks_rubbish_is_lost_and_the_others_go_on(coordinator: Coordinator, rubbish: bytes) -> None:
     with members(coordinator, 0, 1) as found, Raw(coordinator) as bad:
         bad.hello(coordinator, 2)
-        bad.say(Ready())
+        bad.send(Ready())
         for member in found:
             member.ready()
         number = found[0].await_view(0, LIMIT_S).number
@@ -402,14 +402,14 @@ def test_a_worker_that_talks_rubbish_is_lost_and_the_others_go_on(coordinator: C
 def test_too_many_addresses_are_a_violation(coordinator: Coordinator) -> None:
     with members(coordinator, 0, 1) as found, Raw(coordinator) as bad:
         bad.hello(coordinator, 2)
-        bad.say(Ready())
+        bad.send(Ready())
         for member in found:
             member.ready()
         number = found[0].await_view(0, LIMIT_S).number
         value = "A" * (1 << 17)
         try:
             for key in range(100):
-                bad.say(Publish(f"{number}/{key}", value))
+                bad.send(Publish(f"{number}/{key}", value))
         except ConnectionError:
             pass
         assert found[0].await_view(number, LIMIT_S).members == (0, 1)
@@ -419,8 +419,8 @@ def test_too_many_addresses_are_a_violation(coordinator: Coordinator) -> None:
 def test_a_number_that_is_not_awaited_is_refused(coordinator: Coordinator, worker: int) -> None:
     with members(coordinator, 0), Raw(coordinator) as raw:
         raw.hello(coordinator, worker)
-        raw.say(Ready())
-        assert raw.hear() is None
+        raw.send(Ready())
+        assert raw.receive() is None
         assert "'ready'" not in Events(coordinator).text()
 
 
@@ -429,7 +429,7 @@ def test_a_worker_that_was_lost_is_not_let_in_again(coordinator: Coordinator) ->
     eventually(lambda: "killed" in Events(coordinator).text())
     with Raw(coordinator) as raw:
         raw.hello(coordinator, 1)
-        assert raw.hear() is None
+        assert raw.receive() is None
 
 
 def test_a_client_may_ask_for_a_size_and_nothing_else(coordinator: Coordinator) -> None:
@@ -443,8 +443,8 @@ def test_a_client_may_ask_for_a_size_and_nothing_else(coordinator: Coordinator) 
         for message in (Ready(), Broken(1, ""), Running(1, 1), Bye()):
             with Raw(coordinator) as client:
                 client.hello(coordinator, None)
-                client.say(message)
-                assert client.hear() is None
+                client.send(message)
+                assert client.receive() is None
         assert not found[0].superseded(1)
 
 
@@ -460,8 +460,8 @@ def test_one_byte_at_a_time_is_not_waited_for(coordinator: Coordinator, monkeypa
                 ended = True
                 break
             time.sleep(0.02)
-        assert ended or slow.hear() is None
-        assert silent.hear() is None
+        assert ended or slow.receive() is None
+        assert silent.receive() is None
 
 
 def test_a_crowd_of_strangers_keeps_nobody_out(coordinator: Coordinator) -> None:
@@ -471,7 +471,7 @@ def test_a_crowd_of_strangers_keeps_nobody_out(coordinator: Coordinator) -> None
             begun(found)
             for stranger in crowd[:100]:  # the oldest had to go
                 assert stranger.socket.recv(len(BUSY)) == BUSY
-                assert stranger.hear() is None
+                assert stranger.receive() is None
             assert answers(coordinator).taken
             assert len(coordinator._hub._connections) <= hub.GUESTS_LIMIT + 4
     finally:
@@ -486,19 +486,19 @@ def test_who_does_not_read_is_cut_off_and_delays_nobody(
     with members(coordinator, 0, 1) as found, Raw(coordinator) as deaf:
         deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.hello(coordinator, 2)
-        deaf.say(Ready())
+        deaf.send(Ready())
         for member in found:
             member.ready()
         number = found[0].await_view(0, LIMIT_S).number
         key, value = f"{number}/0/0", "A" * (1 << 17)
 
         def cut() -> bool:
-            deaf.say(Beat())
+            deaf.send(Beat())
             found[0].publish(key, value)
             return found[0].superseded(number)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(deaf, "say", lambda *_: None)
+            patch.setattr(deaf, "send", lambda *_: None)
             eventually(cut)
         assert found[0].latest is not None
         assert found[0].latest.members == (0, 1)
@@ -550,7 +550,7 @@ def test_random_bytes_never_end_it(coordinator: Coordinator) -> None:
     for worker in range(3):
         with Raw(coordinator) as raw:
             raw.hello(coordinator, worker)
-            assert isinstance(raw.hear(), Welcome)
+            assert isinstance(raw.receive(), Welcome)
             line = bytearray(b'{"kind":"running","version":1,"step":1}\n')
             for _ in range(5):
                 line[dice.randrange(len(line))] = dice.randrange(256)

@@ -27,7 +27,7 @@ def silent_at(states: str, cpu_s: list[float] | None, *, loading: bool = False) 
 
     peers = WorkerConnections(BEAT_S, 30.0, look)
     peers.add(0, NOBODYS, "", 0.0)
-    peers.heard(0, 0.0, Beat(doing="loading" if loading else "computing"))
+    peers.message_received(0, 0.0, Beat(doing="loading" if loading else "computing"))
     found: list[float] = []
     told: list[str] = []
     for tenth in range(600):
@@ -75,12 +75,12 @@ def test_who_waits_where_others_can_do_without_it_may_not_be_silent_for_long() -
     peers = WorkerConnections(BEAT_S, 30.0)
     for worker in (0, 1, 2):
         peers.add(worker, NOBODYS, "", 0.0)
-        peers.heard(worker, 0.0, Beat(doing="computing"))
+        peers.message_received(worker, 0.0, Beat(doing="computing"))
     assert peers.silent(0.1, 0.1) == []  # and not to be asked again for a while
     peers.waits(0.25, 1, 6, 0.5, 0.2)
     peers.waits(0.25, 2, 6, 0.5, 0.2)
-    peers.heard(2, 0.3, Beat(doing="computing"))  # its round is over
-    peers.heard(0, 1.0, Beat(6, doing="reducing"))
+    peers.message_received(2, 0.3, Beat(doing="computing"))  # its round is over
+    peers.message_received(0, 1.0, Beat(6, doing="reducing"))
     assert peers.silent(1.2, 1.2) == []
     assert peers.silent(1.3, 1.3) == [1]
     assert "1.25 s at the end of a round" in peers.why_silent(1)
@@ -93,12 +93,12 @@ def test_who_beats_oftener_is_missed_sooner() -> None:
     peers = WorkerConnections(BEAT_S, 30.0, lambda worker: None if worker == 3 else ProcessStatus("T", 1.0))
     for worker, every_s in enumerate((0.0, 0.1, 0.0, 0.1)):
         peers.add(worker, NOBODYS, "", 0.0)
-        peers.heard(worker, 0.0, Beat(6, "reducing", every_s=every_s))
+        peers.message_received(worker, 0.0, Beat(6, "reducing", every_s=every_s))
         peers.beaten(worker, Beat(6, "reducing", every_s=every_s), 0.0)
         peers.waits(0.5, worker, 6, 0.1, 0.0)
     found = {}
     for at in (twentieth / 20 for twentieth in range(1, 41)):
-        peers.heard(0, at, Beat(6, "reducing"))
+        peers.message_received(0, at, Beat(6, "reducing"))
         found |= {worker: at for worker in peers.silent(at, at) if worker not in found}
     assert found == {1: 0.4, 2: 1.6, 3: 1.6}
 
@@ -107,12 +107,12 @@ def test_a_grace_that_has_become_longer_counts_before_the_pace_does() -> None:
     peers = WorkerConnections(BEAT_S, 30.0, lambda worker: ProcessStatus("T", 1.0))
     for worker in (0, 1):
         peers.add(worker, NOBODYS, "", 0.0)
-        peers.heard(worker, 0.0, Beat(6, "reducing", every_s=0.05))
+        peers.message_received(worker, 0.0, Beat(6, "reducing", every_s=0.05))
         peers.beaten(worker, Beat(6, "reducing", every_s=0.05), 0.0)
         peers.waits(0.5, worker, 6, 0.4, 0.0)
     found = []
     for at in (twentieth / 20 for twentieth in range(1, 41)):
-        peers.heard(0, at, Beat(6, "reducing"))
+        peers.message_received(0, at, Beat(6, "reducing"))
         found += [at for worker in peers.silent(at, at) if worker == 1]
     assert found[0] == 1.6
 
@@ -126,18 +126,18 @@ def test_who_is_silent_and_has_not_come_where_others_wait_is_given_up_a_beat_lat
     )
     for worker in range(5):
         peers.add(worker, NOBODYS, "", 0.0)
-        peers.heard(worker, 0.0, Beat(doing="computing"))
+        peers.message_received(worker, 0.0, Beat(doing="computing"))
     assert peers.silent(0.1, 0.1) == []  # and not to be asked again for a while
     now = 1.9
-    peers.heard(1, 1.8, Beat(doing="computing"))
-    peers.heard(0, 1.9, Beat(6, doing="reducing"))
+    peers.message_received(1, 1.8, Beat(doing="computing"))
+    peers.message_received(0, 1.9, Beat(6, doing="reducing"))
     for worker in (*range(5), 9):  # 9 has gone
         peers.waits(0.25, worker, 6, 0.5, 1.9)
     now = 2.2
     assert peers.silent(2.2, 2.2) == [2]
     peers.remove(2)
-    peers.heard(1, 2.3, Beat(doing="computing"))  # it is not there, and lives
-    peers.heard(0, 2.9, Beat(6, doing="reducing"))
+    peers.message_received(1, 2.3, Beat(doing="computing"))  # it is not there, and lives
+    peers.message_received(0, 2.9, Beat(6, doing="reducing"))
     for now in (2.9, 3.3):
         assert peers.silent(now, now) == []
     now = 3.5
@@ -153,11 +153,11 @@ def test_when_the_exchange_is_over_nobody_is_hurried(others: Beat) -> None:
     peers = WorkerConnections(BEAT_S, 30.0)
     for worker in (0, 1):
         peers.add(worker, NOBODYS, "", 0.0)
-        peers.heard(worker, 0.0, Beat(6, "reducing"))
+        peers.message_received(worker, 0.0, Beat(6, "reducing"))
         peers.waits(0.25, worker, 6, 0.5, 0.0)
     silent = []
     for tenth in range(1, 43):
-        peers.heard(0, tenth / 10, others)
+        peers.message_received(0, tenth / 10, others)
         silent.append((tenth / 10, peers.silent(tenth / 10, tenth / 10)))
     assert [at for at, who in silent if who == [1]] == [4.0]
 
@@ -166,10 +166,10 @@ def test_nobody_is_hurried_where_all_are_silent_and_all_are_where_one_is_heard_t
     peers = WorkerConnections(BEAT_S, 30.0)
     for worker in (0, 1, 2):
         peers.add(worker, NOBODYS, "", 0.0)
-        peers.heard(worker, 0.0, Beat(6, "reducing"))
+        peers.message_received(worker, 0.0, Beat(6, "reducing"))
         peers.waits(0.25, worker, 6, 0.5, 0.0)
     assert peers.silent(1.3, 1.3) == []
-    peers.heard(2, 1.4, Beat(6, "forming"))  # of those two one was lost
+    peers.message_received(2, 1.4, Beat(6, "forming"))  # of those two one was lost
     peers.next_silence = 0.0
     assert peers.silent(1.5, 1.5) == [0, 1]
 
@@ -179,7 +179,7 @@ def waiting(*, pause_s: float) -> WorkerConnections:
     peers = WorkerConnections(BEAT_S, 30.0, lambda worker: ProcessStatus("S", 1.0), pause_s=pause_s)
     for worker in (0, 1, 2):
         peers.add(worker, NOBODYS, "", 0.0)
-        peers.heard(worker, 0.0, Beat(6, "reducing"))
+        peers.message_received(worker, 0.0, Beat(6, "reducing"))
         peers.waits(0.25, worker, 6, 0.5, 0.0)
     return peers
 
@@ -190,7 +190,7 @@ def test_a_pause_of_the_network_or_of_this_process_is_not_the_fault_of_those_who
     peers = waiting(pause_s=0.0)
     assert peers.silent(2.0, 0.5) == [], "asked 1.5 s late: what they said may not be here yet"
     assert peers.silent(2.2, 2.2) == [], "halfway, their processes are looked at"
-    peers.heard(2, 3.6, Beat(6, "reducing"))
+    peers.message_received(2, 3.6, Beat(6, "reducing"))
     assert peers.silent(3.8, 3.8) == [0, 1]
 
 
@@ -205,12 +205,12 @@ def lost(vitals: dict[int, str], *, speaks: int | None = None, pause_s: float = 
     )
     for worker in vitals:
         peers.add(worker, NOBODYS, "", 0.0)
-        peers.heard(worker, 0.1 * worker, Beat(doing="computing"))
+        peers.message_received(worker, 0.1 * worker, Beat(doing="computing"))
     found: dict[int, float] = {}
     for tenth in range(600):
         at = tenth / 10
         if speaks is not None:
-            peers.heard(speaks, at, Beat(doing="computing"))
+            peers.message_received(speaks, at, Beat(doing="computing"))
         for worker in peers.silent(at, at):
             found.setdefault(worker, at)
             peers.remove(worker)

@@ -98,10 +98,10 @@ def test_patience_grows_with_the_steps() -> None:
     pace = Pace()
     assert pace.patience_s == 3.0
     for at in range(20):
-        pace.heard(2.0 * at, at)
-        pace.heard(2.0 * at + 0.5, max(0, at - 1))  # another member, a step behind
+        pace.message_received(2.0 * at, at)
+        pace.message_received(2.0 * at + 0.5, max(0, at - 1))  # another member, a step behind
     assert pace.patience_s == 10.0
     fast = Pace()
     for at in range(20):
-        fast.heard(0.5 * at, 50 * at)
+        fast.message_received(0.5 * at, 50 * at)
     assert fast.patience_s == 3.0

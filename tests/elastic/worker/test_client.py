@@ -326,7 +326,7 @@ def test_a_wrong_token_and_a_taken_number_are_refused(coordinator: Coordinator) 
         CoordinatorClient(coordinator.address, "0" * 32, 1)
     with Raw(coordinator) as raw:
         raw.hello(coordinator, 1)
-        assert raw.hear() is not None
+        assert raw.receive() is not None
 
 
 def test_what_is_not_finite_is_refused_where_it_is_said(coordinator: Coordinator) -> None:

@@ -25,19 +25,19 @@ def test_a_clock_that_jumps_is_nobodys_end(monkeypatch: pytest.MonkeyPatch) -> N
     store, now_s = HashStore(), 1e9
     monkeypatch.setattr(time, "time", lambda: now_s)
     one, other = (watch(rank, store, waits, 60.0) for rank in (0, 1))
-    assert (one.found, other.found) == (None, None)
+    assert (one.stall, other.stall) == (None, None)
     for jump_s in (3600.0, -7200.0):
         now_s += jump_s
-        assert (one.found, other.found) == (None, None)
+        assert (one.stall, other.stall) == (None, None)
 
 
 def test_who_tells_nothing_new_has_been_there_since_it_was_seen() -> None:
     waits, computes = Beat(step=3, doing="reducing", operation=5, what="a sum"), Beat(step=3, operation=5)
     store = HashStore()
     one, other = watch(0, store, waits, 0.2), watch(1, store, computes, 0.2)
-    assert other.found is None
-    assert one.found is None
+    assert other.stall is None
+    assert one.stall is None
     waited = Beat(step=3, doing="reducing", since_s=1.0, operation=5, what="a sum")
-    late = watch(0, store, waited, 0.2).found
+    late = watch(0, store, waited, 0.2).stall
     assert late is not None
     assert (late.worker, late.reason) == (1, "timeout")

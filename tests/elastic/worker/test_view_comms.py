@@ -59,7 +59,7 @@ def ready(comms: ViewComms, view: View) -> bool:
 def test_a_worker_is_ready_once_the_groups_are_there() -> None:
     factory = Factory()
     comms = forming(Member(), factory)
-    comms.heard(NEXT)
+    comms.view_scheduled(NEXT)
     assert not comms.is_ready_for(NEXT)
     factory.may_form.set()
     assert ready(comms, NEXT)
@@ -71,7 +71,7 @@ def test_who_leaves_with_it_and_who_has_a_gpu_waits_for_nothing() -> None:
     for view, backend in ((View(2, (1, 2), scheduled=True), "gloo"), (NEXT, "nccl")):
         factory = Factory(backend=backend)
         comms = forming(Member(), factory)
-        comms.heard(view)
+        comms.view_scheduled(view)
         assert comms.is_ready_for(view)
         assert not factory.names
 
@@ -83,7 +83,7 @@ def test_what_cannot_form_is_told_at_once() -> None:
     member, factory = Member(), Factory(fails)
     factory.may_form.set()
     comms = forming(member, factory)
-    comms.heard(NEXT)
+    comms.view_scheduled(NEXT)
     assert ready(comms, NEXT)
     assert member.said == [(2, "no device")]
     with pytest.raises(GroupBroken, match="no device"):
@@ -95,7 +95,7 @@ def test_groups_of_a_view_that_is_over_are_let_go_of() -> None:
     factory = Factory(lambda: group)
     factory.may_form.set()
     comms = forming(member, factory)
-    comms.heard(NEXT)
+    comms.view_scheduled(NEXT)
     assert ready(comms, NEXT)
     member.over = 3
     comms.begin(View(3, (0,)))

@@ -26,8 +26,8 @@ def train(session) -> None:
         return [value for to, rate in enumerate(rates) for value in ((LATENCY_S, rate) if to != own else (0.0, 0.0))]
 
     class Watch(LinkWatch):
-        def hear(self, waits_s) -> None:
-            super().hear([0.4 if slow() else 0.02] * len(waits_s))
+        def observe(self, waits_s) -> None:
+            super().observe([0.4 if slow() else 0.02] * len(waits_s))
 
     routing.probe_links = told
     routing.time_routes = lambda group, ways, numel, num_slots: [0.2, 0.1]

@@ -44,7 +44,7 @@ def interrupted(worker: Worker, kind: str, others: list[int]) -> None:
     at = [0.0]
 
     def abandon_when_told() -> None:
-        worker.hear()
+        worker.receive()
         at[0] = time.monotonic()
         abandoned.set()
         group.abandon()
@@ -56,7 +56,7 @@ def interrupted(worker: Worker, kind: str, others: list[int]) -> None:
         try:
             works = [start(group, kind, buffers[0], buffers[1]), start(group, kind, buffers[2], buffers[3])]
             if count == 3:
-                worker.say("busy")
+                worker.send("busy")
             for work in works:
                 work.wait()
             [b.fill_(1.0) for b in buffers]
@@ -69,18 +69,18 @@ def interrupted(worker: Worker, kind: str, others: list[int]) -> None:
         assert group.broken
         group.drain()
         sums = [float(b.sum()) for b in buffers]
-        worker.say("raised", max(0.0, raised - at[0]), why)
-        worker.hear()  # the frozen one has woken up
+        worker.send("raised", max(0.0, raised - at[0]), why)
+        worker.receive()  # the frozen one has woken up
         assert [float(b.sum()) for b in buffers] == sums
         drop(group)
         group = GlooFactory("lo", 60).form(worker.store, "next", others.index(worker.rank), len(others))
         data = torch.full((5,), float(worker.rank))
         group.all_reduce(data).wait()
-        worker.say("sum", float(data[0]))
-        worker.hear()
+        worker.send("sum", float(data[0]))
+        worker.receive()
     else:
-        worker.say("woken", why)
-        worker.hear()
+        worker.send("woken", why)
+        worker.receive()
 
 
 def exchange(worker: Worker) -> None:
@@ -102,7 +102,7 @@ def exchange(worker: Worker) -> None:
         way.exchange(sends, [(room, key[0][0]) for key, room in rooms.items()]).wait()
         right &= all(torch.equal(room, made[key]) for key, room in rooms.items())
         way.gather_floats([0.0])
-    worker.say("right", right)
+    worker.send("right", right)
 
 
 def cycles(worker: Worker, count: int) -> None:
@@ -124,7 +124,7 @@ def cycles(worker: Worker, count: int) -> None:
             until(lambda: not any(t.name == "drop group" for t in threading.enumerate()))
             worker.meet(f"dropped {at}")
             seen.append(open_things())
-    worker.say("seen", *seen)
+    worker.send("seen", *seen)
 
 
 def superseded(worker: Worker, partly: bool) -> None:
@@ -136,20 +136,20 @@ def superseded(worker: Worker, partly: bool) -> None:
             seen = dist.TCPStore("127.0.0.1", worker.port, is_master=False)  # one that the other thread does not block
             worker.on_thread(lambda: worker.form("half"))
             seen.wait(["half/at/2"])
-        worker.say("ready")
-        worker.hear()
+        worker.send("ready")
+        worker.receive()
         return
     gone = threading.Event()
-    worker.hear()
+    worker.receive()
     worker.on_thread(lambda: (time.sleep(0.3), gone.set()))
     try:
         worker.form("half", superseded=gone.is_set)
-        worker.say("formed")
+        worker.send("formed")
         return
     except GroupBroken:
         late_s = 0.0
-    worker.say("superseded", gone.is_set(), until(lambda: open_things() <= before, 20), before, open_things(), late_s)
-    worker.hear()
+    worker.send("superseded", gone.is_set(), until(lambda: open_things() <= before, 20), before, open_things(), late_s)
+    worker.receive()
 
 
 def talk(worker: Worker) -> None:
@@ -169,27 +169,27 @@ def talk(worker: Worker) -> None:
     group.all_reduce(torch.ones(1)).wait()
     right &= group.gather_floats([float(worker.rank)]) == [[0.0], [1.0]]
     right &= measure_link(group).latency_s > 0
-    worker.say("right", right)
+    worker.send("right", right)
     if worker.rank == 0:
-        worker.hear()
+        worker.receive()
         return
-    worker.on_thread(lambda: (worker.hear(), group.abandon()))
+    worker.on_thread(lambda: (worker.receive(), group.abandon()))
     try:
         group.receive(torch.empty(10), 0)
-        worker.say("received")
+        worker.send("received")
     except GroupBroken:
-        worker.say("broken")
+        worker.send("broken")
 
 
 def drop_beside_a_frozen_one(worker: Worker) -> None:
     """Letting go must not stop this process's other threads."""
     group = worker.form("first")
     group.all_reduce(torch.ones(1)).wait()
-    worker.say("ready")
+    worker.send("ready")
     if worker.rank == 1:
         time.sleep(60)
         return
-    worker.hear()
+    worker.receive()
     group.all_reduce(torch.ones(NUMBERS))
     started, beats = time.monotonic(), [time.monotonic()]
     drop(group)
@@ -198,7 +198,7 @@ def drop_beside_a_frozen_one(worker: Worker) -> None:
         time.sleep(0.002)
         beats.append(time.monotonic())
     pause = max((b - a for a, b in itertools.pairwise(beats)), default=0.0)
-    worker.say("dropped", called, beats[-1] - started, pause)
+    worker.send("dropped", called, beats[-1] - started, pause)
 
 
 def forming_again(worker: Worker, count: int, wary: bool) -> None:
@@ -211,7 +211,7 @@ def forming_again(worker: Worker, count: int, wary: bool) -> None:
         formed_s = time.monotonic() - begun
         data, out = torch.full((worker.size,), float(worker.rank)), torch.empty(worker.size)
         group.all_to_all(out, data, [1] * worker.size, [1] * worker.size).wait()
-        worker.say("used", formed_s, out.tolist())
+        worker.send("used", formed_s, out.tolist())
         worker.meet(f"used {at}")
         drop(group)
 
@@ -234,5 +234,5 @@ def forming_at_late_doors(worker: Worker, count: int) -> None:
         late[0] = True
         group = worker.form(f"group {at}")
         assert gloo._STRANGERS.is_set()
-        worker.say("sum", [value for (value,) in group.gather_floats([float(worker.rank)])])
+        worker.send("sum", [value for (value,) in group.gather_floats([float(worker.rank)])])
         drop(group)

@@ -64,10 +64,10 @@ def all_is_sent_or_owed(worker: Worker, text: str) -> None:
     owed = reducer.owed[0][: put.numel()].view(30, 20).T
     table = torch.stack([put, owed]).contiguous()
     group.all_reduce(table).wait()
-    worker.say(
+    worker.send(
         "ended", (table[0] - table[1] - given).abs().max().item(), owed.abs().max().item(), given, group.sent_bytes
     )
-    worker.hear()
+    worker.receive()
 
 
 def nothing_finite_once(worker: Worker, text: str) -> None:
@@ -79,8 +79,8 @@ def nothing_finite_once(worker: Worker, text: str) -> None:
         if at == 1 and worker.rank == 0:
             values[0][3, 3] = math.nan
         finite.append(all(bool(total.isfinite().all()) for total in step(reducer, values)))
-    worker.say("ended", finite)
-    worker.hear()
+    worker.send("ended", finite)
+    worker.receive()
 
 
 def nothing_in_a_bucket(worker: Worker, text: str) -> None:
@@ -91,8 +91,8 @@ def nothing_in_a_bucket(worker: Worker, text: str) -> None:
     like = [torch.empty(8, 4), torch.empty(0, 3), torch.empty(1)]
     reducer = CompressedReducer(like, worker.form("first"), 2, compression, hold=True)
     assert [bucket.members for bucket in reducer._buckets] == [[0], [1], [2]]
-    worker.say("ended", [step(reducer, [torch.full_like(each, 1.0 + at) for each in like]) for at in range(2)])
-    worker.hear()
+    worker.send("ended", [step(reducer, [torch.full_like(each, 1.0 + at) for each in like]) for at in range(2)])
+    worker.receive()
 
 
 def one_leaves(worker: Worker, text: str) -> None:
@@ -139,5 +139,5 @@ def one_leaves(worker: Worker, text: str) -> None:
         train(9)
         own = [p.grad.clone() for p in replica.params if p.grad is not None]
         told.append(torch.cat([(a - b).view(-1) for a, b in zip(reversed(alone), reversed(own), strict=True)]))
-    worker.say("ended", told)
-    worker.hear()
+    worker.send("ended", told)
+    worker.receive()

@@ -36,27 +36,27 @@ def exchange(worker: Worker) -> None:
         came[source].append(i)
     assert all(order == list(range(COUNT)) for order in came.values())
     assert post.next(wait=False) is None
-    worker.say("exchanged", sent_s)
-    worker.hear()
+    worker.send("exchanged", sent_s)
+    worker.receive()
 
 
 def wait_for_mail(worker: Worker) -> None:
     """The last one is killed; the first gives the group up meanwhile, as a coordinator's news make it do."""
     group = worker.form("post")
     post = Channel(group)
-    worker.say("waiting")
+    worker.send("waiting")
     if worker.rank == 0:
-        worker.on_thread(lambda: (worker.hear(), group.abandon()))
+        worker.on_thread(lambda: (worker.receive(), group.abandon()))
     began = time.monotonic()
     try:
         post.next()
     except GroupBroken:
-        worker.say("broken", time.monotonic() - began)
+        worker.send("broken", time.monotonic() - began)
         try:
             post.send((worker.rank + 1) % worker.size, ChannelMessage((0, 0, 0), "", torch.empty(0, dtype=torch.uint8)))
         except GroupBroken:
-            worker.say("refused")
-    worker.hear()
+            worker.send("refused")
+    worker.receive()
 
 
 def beside_an_exchange(worker: Worker) -> None:
@@ -72,5 +72,5 @@ def beside_an_exchange(worker: Worker) -> None:
         found = post.next()
         assert found is not None
         assert (found[0], found[1].number, len(found[1].payload)) == (other, (other, 0, i), i)
-    worker.say("exchanged")
-    worker.hear()
+    worker.send("exchanged")
+    worker.receive()

@@ -103,8 +103,8 @@ def reduce(worker: Worker) -> None:
     wrong: list[str] = []
     for first_bytes, bucket_bytes in ((1, 1), (64, 200)):
         wrong += wrong_sums(group, first_bytes, bucket_bytes)
-    worker.say(wrong)
-    worker.hear()
+    worker.send(wrong)
+    worker.receive()
 
 
 def climb(worker: Worker, hosts: str) -> None:
@@ -114,14 +114,14 @@ def climb(worker: Worker, hosts: str) -> None:
     wrong = [] if [level.size for level in comms.everyone.levels] == [2, 2] else ["no levels"]
     for first_bytes, bucket_bytes in ((1, 1), (64, 200)):
         wrong += wrong_sums(comms.everyone, first_bytes, bucket_bytes)
-    worker.say(wrong)
-    worker.hear()
+    worker.send(wrong)
+    worker.receive()
     comms.abandon()
     try:
         one_step(ExactReducer(LIKE, 4, comms.everyone), comms.everyone, 1, 4, [])
     except GroupBroken:
-        worker.say("broken")
-    worker.hear()
+        worker.send("broken")
+    worker.receive()
 
 
 ROWS: list[list[float]] = [[math.nan, math.inf, -0.0, 1.5], [], [-math.inf, 0.1, -2.0, 1e308, 5e-324]]
@@ -144,8 +144,8 @@ def gather(worker: Worker, rendezvous: str) -> None:
     link = measure_link(group)
     right &= link.workers == group.size and link.latency_s > 0 and link.seconds_per_byte >= 0
     right &= not wrong_sums(group, 64, 200)
-    worker.say([] if right else ["wrong"])
-    worker.hear()
+    worker.send([] if right else ["wrong"])
+    worker.receive()
 
 
 def by_routes(worker: Worker, topologies: list[str], hosts: str) -> None:
@@ -173,8 +173,8 @@ def by_routes(worker: Worker, topologies: list[str], hosts: str) -> None:
             for index, total in enumerate(flat.finish()):
                 wanted = sum(1.0 + rank + turn for rank in range(worker.size) if rank != index)
                 wrong += [] if torch.equal(total, torch.full_like(total, wanted)) else [f"{text}: fast, {index}"]
-    worker.say(wrong)
-    worker.hear()
+    worker.send(wrong)
+    worker.receive()
 
 
 def break_on_a_route(worker: Worker, text: str) -> None:
@@ -184,11 +184,11 @@ def break_on_a_route(worker: Worker, text: str) -> None:
     reducer = ExactReducer(LIKE, worker.size, group, hold=True)
     one_step(reducer, group, 1, worker.size, [])
     if worker.rank == worker.size - 1:
-        worker.say("stays away")
-        worker.hear()
+        worker.send("stays away")
+        worker.receive()
         return
-    worker.on_thread(lambda: (worker.hear(), group.abandon("it is over")))
-    worker.say("goes on")
+    worker.on_thread(lambda: (worker.receive(), group.abandon("it is over")))
+    worker.send("goes on")
     try:
         one_step(reducer, group, 2, worker.size, [])
     except GroupBroken:
@@ -196,10 +196,10 @@ def break_on_a_route(worker: Worker, text: str) -> None:
         kept = [t.clone() for t in reducer.last_result()]
         reducer.begin()
         reducer.adopt(kept)
-        worker.say("freed")
-    worker.hear()
+        worker.send("freed")
+    worker.receive()
 
 
 def probe(worker: Worker, hosts: str) -> None:
     """Measure the links of emulated hosts, which are all this machine."""
-    worker.say(probe_links(worker.form("links"), hosts))
+    worker.send(probe_links(worker.form("links"), hosts))

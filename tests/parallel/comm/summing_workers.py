@@ -34,8 +34,8 @@ def checked(worker: Worker, topology: str) -> None:
         told = ""
     except RuntimeError as error:
         told = str(error)
-    worker.say("ended", right, wrong, told)
-    worker.hear()
+    worker.send("ended", right, wrong, told)
+    worker.receive()
 
 
 def tried(worker: Worker, num_slots: int) -> None:
@@ -50,5 +50,5 @@ def tried(worker: Worker, num_slots: int) -> None:
 
     Group.begin_send = slow  # type: ignore[method-assign]
     found = time_routes(group, [(routes, 512) for routes in laid], 1_000, num_slots)
-    worker.say("ended", found, (group.routes, group.chunk_kib))
-    worker.hear()
+    worker.send("ended", found, (group.routes, group.chunk_kib))
+    worker.receive()

@@ -35,19 +35,19 @@ def test_survivors_of_a_death_go_on(kind: str) -> None:
 
     with processes(4, breaking_workers.interrupted, kind, [0, 2, 3]) as them:
         for rank in range(4):
-            assert them.hear(rank) == ("busy",)
+            assert them.receive(rank) == ("busy",)
         them.signal(1, signal.SIGKILL)
         for rank in (0, 2, 3):
-            them.tell(rank, "abandon")
+            them.send(rank, "abandon")
         for rank in (0, 2, 3):
-            said, late_s, why = them.hear(rank)
+            said, late_s, why = them.receive(rank)
             assert said == "raised"
             assert why
             assert late_s < 5
-            them.tell(rank, "go on")
+            them.send(rank, "go on")
         for rank in (0, 2, 3):
-            assert them.hear(rank) == ("sum", 5.0)
-            them.tell(rank, "end")
+            assert them.receive(rank) == ("sum", 5.0)
+            them.send(rank, "end")
         them.all_end_well(0, 2, 3)
 
 
@@ -59,24 +59,24 @@ def test_a_frozen_worker_holds_nobody_and_changes_nothing_when_it_wakes(kind: st
 
     with processes(3, breaking_workers.interrupted, kind, [0, 2]) as them:
         for rank in range(3):
-            assert them.hear(rank) == ("busy",)
+            assert them.receive(rank) == ("busy",)
         them.signal(1, signal.SIGSTOP)
         for rank in (0, 2):
-            them.tell(rank, "abandon")
+            them.send(rank, "abandon")
         for rank in (0, 2):
-            said, late_s, _ = them.hear(rank)
+            said, late_s, _ = them.receive(rank)
             assert said == "raised"
             assert late_s < 5
         them.signal(1, signal.SIGCONT)
-        them.tell(1, "abandon")
-        said, why = them.hear(1)
+        them.send(1, "abandon")
+        said, why = them.receive(1)
         assert said == "woken"
         assert why
         for rank in (0, 2):
-            them.tell(rank, "go on")
+            them.send(rank, "go on")
         for rank in (0, 2):
-            assert them.hear(rank) == ("sum", 2.0)
-            them.tell(rank, "end")
+            assert them.receive(rank) == ("sum", 2.0)
+            them.send(rank, "end")
 
 
 def test_groups_leave_nothing_behind() -> None:
@@ -86,7 +86,7 @@ def test_groups_leave_nothing_behind() -> None:
 
     with processes(2, breaking_workers.cycles, 100) as them:
         for rank in range(2):
-            _, early, late = them.hear(rank)
+            _, early, late = them.receive(rank)
             assert late[0] <= early[0] + 1, "file descriptors"
             assert late[1] <= early[1] + 1, "threads"
         them.all_end_well()
@@ -99,17 +99,17 @@ def test_a_group_that_cannot_form_is_given_up_when_superseded(partly: bool) -> N
     from elastune.testing.worker_processes import processes
 
     with processes(3, breaking_workers.superseded, partly) as them:
-        assert them.hear(2) == ("ready",)
+        assert them.receive(2) == ("ready",)
         if partly:
             them.signal(2, signal.SIGSTOP)
-        them.tell(0, "form")
-        them.tell(1, "form")
+        them.send(0, "form")
+        them.send(1, "form")
         for rank in (0, 1):
-            said, after_all, cleared, *things = them.hear(rank)
+            said, after_all, cleared, *things = them.receive(rank)
             assert said == "superseded", said
             assert after_all
             assert cleared, things
-            them.tell(rank, "end")
+            them.send(rank, "end")
 
 
 @pytest.mark.parametrize("strangers", [3, *soaked(0)])
@@ -127,7 +127,7 @@ def test_strangers_reach_no_group_that_forms(strangers: int) -> None:
         longest_s = 0.0
         for _ in range(count):
             for rank in range(size):
-                said, formed_s, got = them.hear(rank)
+                said, formed_s, got = them.receive(rank)
                 assert said == "used"
                 assert got == [float(other) for other in range(size)]
                 longest_s = max(longest_s, formed_s)
@@ -146,7 +146,7 @@ def test_strangers_who_come_before_a_door_is_shut_are_left_behind() -> None:
         pids = [process.pid for process in them.processes if process.pid is not None]
         with Strangers(lambda: pids, garbage()):
             for _ in range(2):
-                assert [them.hear(rank) for rank in range(3)] == [("sum", [0.0, 1.0, 2.0])] * 3
+                assert [them.receive(rank) for rank in range(3)] == [("sum", [0.0, 1.0, 2.0])] * 3
             them.all_end_well()
 
 
@@ -168,7 +168,7 @@ def test_what_several_send_each_other_at_once_comes_in_order() -> None:
 
     with processes(3, breaking_workers.exchange) as them:
         for rank in range(3):
-            assert them.hear(rank) == ("right", True)
+            assert them.receive(rank) == ("right", True)
         them.all_end_well()
 
 
@@ -178,9 +178,9 @@ def test_tensors_from_one_to_another_come_in_order_and_not_at_all_when_abandoned
     from elastune.testing.worker_processes import processes
 
     with processes(2, breaking_workers.talk) as them:
-        assert [them.hear(rank) for rank in range(2)] == [("right", True)] * 2
-        them.tell(1, "abandon")
-        assert them.hear(1) == ("broken",)
+        assert [them.receive(rank) for rank in range(2)] == [("right", True)] * 2
+        them.send(1, "abandon")
+        assert them.receive(1) == ("broken",)
 
 
 def test_letting_go_beside_a_frozen_worker_stops_nobody() -> None:
@@ -190,10 +190,10 @@ def test_letting_go_beside_a_frozen_worker_stops_nobody() -> None:
 
     with processes(2, breaking_workers.drop_beside_a_frozen_one) as them:
         for rank in range(2):
-            assert them.hear(rank) == ("ready",)
+            assert them.receive(rank) == ("ready",)
         them.signal(1, signal.SIGSTOP)
-        them.tell(0, "drop")
-        said, called_s, gone_s, pause_s = them.hear(0)
+        them.send(0, "drop")
+        said, called_s, gone_s, pause_s = them.receive(0)
         assert said == "dropped"
         assert called_s < 2
         assert pause_s < 2, f"let go after {gone_s} s"

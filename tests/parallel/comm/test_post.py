@@ -21,9 +21,9 @@ def test_messages_come_in_order_and_whole() -> None:
 
     with processes(3, posting_workers.exchange) as them:
         for rank in range(3):
-            them.hear(rank)
+            them.receive(rank)
         for rank in range(3):
-            them.tell(rank, "end")
+            them.send(rank, "end")
 
 
 def test_state_that_moves_at_the_same_time_is_not_taken_for_a_message() -> None:
@@ -31,9 +31,9 @@ def test_state_that_moves_at_the_same_time_is_not_taken_for_a_message() -> None:
 
     with processes(2, posting_workers.beside_an_exchange) as them:
         for rank in range(2):
-            assert them.hear(rank)[0] == "exchanged"
+            assert them.receive(rank)[0] == "exchanged"
         for rank in range(2):
-            them.tell(rank, "end")
+            them.send(rank, "end")
 
 
 def test_the_end_of_the_group_wakes_who_waits() -> None:
@@ -42,11 +42,11 @@ def test_the_end_of_the_group_wakes_who_waits() -> None:
 
     with processes(3, posting_workers.wait_for_mail) as them:
         for rank in range(3):
-            them.hear(rank)
+            them.receive(rank)
         them.signal(2, signal.SIGKILL)
-        assert them.hear(1)[0] == "broken"
-        them.tell(0, "give up")
-        assert them.hear(0)[0] == "broken"
+        assert them.receive(1)[0] == "broken"
+        them.send(0, "give up")
+        assert them.receive(0)[0] == "broken"
         for rank in (0, 1):
-            assert them.hear(rank)[0] == "refused"
-            them.tell(rank, "end")
+            assert them.receive(rank)[0] == "refused"
+            them.send(rank, "end")

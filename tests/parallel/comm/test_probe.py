@@ -25,7 +25,7 @@ def test_the_first_worker_of_each_host_measures(monkeypatch: pytest.MonkeyPatch)
     import reducing_workers
 
     with processes(4, reducing_workers.probe, "abca") as them:
-        rows = [them.hear(rank)[0] for rank in range(4)]
+        rows = [them.receive(rank)[0] for rank in range(4)]
     assert rows[3] == [0.0] * 6
     for rank in range(3):
         pairs = list(zip(rows[rank][::2], rows[rank][1::2], strict=True))

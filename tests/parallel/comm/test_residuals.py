@@ -23,7 +23,7 @@ def test_all_that_was_put_is_in_the_sums_or_owed(kind: str) -> None:
     import owing_workers
 
     with processes(3, owing_workers.all_is_sent_or_owed, kind) as them:
-        ends = [them.hear(rank) for rank in range(3)]
+        ends = [them.receive(rank) for rank in range(3)]
     for _, off, owed, given, _ in ends:
         assert off < 1e-4
         assert owed > 0.1, "something is owed, so this tests something"
@@ -36,7 +36,7 @@ def test_what_is_not_finite_goes_through_once(kind: str) -> None:
 
     with processes(2, owing_workers.nothing_finite_once, kind) as them:
         for rank in range(2):
-            assert them.hear(rank)[1] == [True, False, True, True]
+            assert them.receive(rank)[1] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("kind", ["topk:ratio=1", "powersgd:rank=1", "int8", "bf16"])
@@ -46,7 +46,7 @@ def test_a_bucket_may_have_no_numbers(kind: str) -> None:
 
     with processes(2, owing_workers.nothing_in_a_bucket, kind) as them:
         for rank in range(2):
-            for at, (full, empty, beside) in enumerate(them.hear(rank)[1]):
+            for at, (full, empty, beside) in enumerate(them.receive(rank)[1]):
                 torch.testing.assert_close(full, torch.full((8, 4), 2.0 + 2 * at), atol=0.01, rtol=0.01)
                 assert empty.shape == (0, 3)
                 assert beside.item() == 2.0 + 2 * at
@@ -58,7 +58,7 @@ def test_what_a_leaver_owes_another_one_owes(kind: str) -> None:
     import owing_workers
 
     with processes(3, owing_workers.one_leaves, kind) as them:
-        first, second, third = (them.hear(rank)[1] for rank in range(3))
+        first, second, third = (them.receive(rank)[1] for rank in range(3))
     of_three, of_two = [first[0], second[0], third[0]], [first[1], second[1]]
     assert all(bool(debt.any()) for debt in of_three)
     torch.testing.assert_close(sum(of_two), sum(of_three))

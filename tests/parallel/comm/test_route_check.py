@@ -57,7 +57,7 @@ def test_sums_along_routes_come_out_right_or_are_found_out(topology: str) -> Non
 
     with processes(3, summing_workers.checked, topology) as them:
         for rank in range(3):
-            right, wrong, told = them.hear(rank)[1:]
+            right, wrong, told = them.receive(rank)[1:]
             assert right
             assert not wrong
             assert "routes of the group have changed" in told

@@ -24,7 +24,7 @@ def test_sums_are_those_of_the_canonical_tree_bit_for_bit(workers: int) -> None:
     from elastune.testing.worker_processes import processes
 
     with processes(workers, reducing_workers.reduce) as them:
-        assert [them.hear(rank) for rank in range(workers)] == [([],)] * workers
+        assert [them.receive(rank) for rank in range(workers)] == [([],)] * workers
 
 
 def test_sums_that_climb_by_levels_have_the_same_bits() -> None:
@@ -33,10 +33,10 @@ def test_sums_that_climb_by_levels_have_the_same_bits() -> None:
     from elastune.testing.worker_processes import processes
 
     with processes(4, reducing_workers.climb, "aabb") as them:
-        assert [them.hear(rank) for rank in range(4)] == [([],)] * 4
+        assert [them.receive(rank) for rank in range(4)] == [([],)] * 4
         for rank in range(4):
-            them.tell(rank, "go on")
-        assert [them.hear(rank) for rank in range(4)] == [("broken",)] * 4
+            them.send(rank, "go on")
+        assert [them.receive(rank) for rank in range(4)] == [("broken",)] * 4
 
 
 TOPOLOGIES = ["ring", "native", "tree", "binary_tree:chunk_kib=1", "star:chunk_kib=1", "hierarchical", "auto"]
@@ -52,7 +52,7 @@ def test_sums_have_the_same_bits_on_every_route(workers: int, hosts: str, parent
     from elastune.testing.worker_processes import processes
 
     with processes(workers, reducing_workers.by_routes, [*TOPOLOGIES, parents], hosts) as them:
-        assert [them.hear(rank) for rank in range(workers)] == [([],)] * workers
+        assert [them.receive(rank) for rank in range(workers)] == [([],)] * workers
 
 
 @pytest.mark.parametrize("topology", ["star", "ring", "parents=[0,0,1]"])
@@ -62,10 +62,10 @@ def test_who_waits_on_a_route_is_freed_when_the_group_is_given_up(topology: str)
     from elastune.testing.worker_processes import processes
 
     with processes(3, reducing_workers.break_on_a_route, topology) as them:
-        assert [them.hear(rank) for rank in range(3)] == [("goes on",), ("goes on",), ("stays away",)]
+        assert [them.receive(rank) for rank in range(3)] == [("goes on",), ("goes on",), ("stays away",)]
         for rank in (0, 1):
-            them.tell(rank, "give it up")
-        assert [them.hear(rank) for rank in (0, 1)] == [("freed",)] * 2
+            them.send(rank, "give it up")
+        assert [them.receive(rank) for rank in (0, 1)] == [("freed",)] * 2
 
 
 def test_a_lone_worker_sums_alike() -> None:
@@ -81,7 +81,7 @@ def test_numbers_are_gathered_whatever_they_are(tmp_path: Path, workers: int) ->
     from elastune.testing.worker_processes import processes
 
     with processes(workers, reducing_workers.gather, f"file://{tmp_path}/meet") as them:
-        assert [them.hear(rank) for rank in range(workers)] == [([],)] * workers
+        assert [them.receive(rank) for rank in range(workers)] == [([],)] * workers
 
 
 def test_the_order_of_additions_shows() -> None:

@@ -16,7 +16,7 @@ from elastune.core.run import Adapt, Elastic, ExecutionSettings, Program, RunSpe
 from elastune.parallel.mechanisms.registry import MECHANISMS
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
-from elastune.runtime.job.validation import check_adapt, check_means
+from elastune.runtime.job.validation import check_adapt, check_execution
 from elastune.testing.kits.engine import need
 from elastune.train.program.load import load_as_guest
 
@@ -85,16 +85,16 @@ def test_a_lost_worker_ends_the_run_at_once_and_it_can_be_resumed(cluster: Local
 def test_what_it_cannot_do_is_refused_before_launch(name: str, tmp_path: Path) -> None:
     mechanism = MECHANISMS[name]
     need(mechanism)
-    check_means(spec_of(tmp_path, name))
+    check_execution(spec_of(tmp_path, name))
     if not mechanism.exact:
         with pytest.raises(UserError, match="use --mode fast"):
-            check_means(spec_of(tmp_path, name, mode="exact"))
+            check_execution(spec_of(tmp_path, name, mode="exact"))
     with pytest.raises(UserError, match="use --precision fp32"):
-        check_means(spec_of(tmp_path, name, precision="bf16"))
+        check_execution(spec_of(tmp_path, name, precision="bf16"))
     with pytest.raises(UserError, match="stay as they are"):
-        check_means(spec_of(tmp_path, name, elastic=Elastic(1, 3)))
+        check_execution(spec_of(tmp_path, name, elastic=Elastic(1, 3)))
     with pytest.raises(UserError, match="offload"):
-        check_means(spec_of(tmp_path, name, offload=True))
+        check_execution(spec_of(tmp_path, name, offload=True))
     with pytest.raises(UserError, match="noise_scale"):
         check_adapt(Adapt(monitors=("noise_scale",)), load_as_guest(PROGRAM), spec_of(tmp_path, name))
     check_adapt(Adapt(monitors=("performance",)), load_as_guest(PROGRAM), spec_of(tmp_path, name))
@@ -102,15 +102,15 @@ def test_what_it_cannot_do_is_refused_before_launch(name: str, tmp_path: Path) -
 
 def test_exact_sums_of_fully_shard_need_a_torch_that_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastune.parallel.mechanisms.fsdp2.ORDERED", "99.0")
-    check_means(spec_of(tmp_path, "fsdp2"))
+    check_execution(spec_of(tmp_path, "fsdp2"))
     with pytest.raises(UserError, match=r"needs torch 99.0.*use --mode fast"):
-        check_means(spec_of(tmp_path, "fsdp2", mode="exact"))
+        check_execution(spec_of(tmp_path, "fsdp2", mode="exact"))
 
 
 def test_a_stage_that_there_is_not(tmp_path: Path) -> None:
     need(MECHANISMS["fairscale"])
     with pytest.raises(UserError, match="use --zero-stage 2"):
-        check_means(spec_of(tmp_path, "fairscale", zero_stage=3))
+        check_execution(spec_of(tmp_path, "fairscale", zero_stage=3))
 
 
 @pytest.mark.parametrize("name", [name for name, mechanism in MECHANISMS.items() if mechanism.capabilities.package])
@@ -119,4 +119,4 @@ def test_what_is_not_installed_is_told_with_the_command(
 ) -> None:
     monkeypatch.setattr("elastune.parallel.mechanisms.capabilities.find_spec", lambda name: None)
     with pytest.raises(UserError, match=MECHANISMS[name].capabilities.install.split()[0]):
-        check_means(spec_of(tmp_path, name))
+        check_execution(spec_of(tmp_path, name))

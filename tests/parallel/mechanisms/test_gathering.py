@@ -176,8 +176,8 @@ def trained(comms: Comms, calls: Sequence[int]) -> list[set[str]]:
 
 def work(worker: Worker) -> None:
     comms = form_comms(GlooFactory("lo", LIMIT_S), worker.store, "all", worker.rank, Mesh(shard=worker.size))
-    worker.say(trained(comms, CALLS[worker.rank]))
-    worker.hear()
+    worker.send(trained(comms, CALLS[worker.rank]))
+    worker.receive()
 
 
 def test_a_model_may_be_called_unequally_often_in_an_evaluation() -> None:
@@ -186,6 +186,6 @@ def test_a_model_may_be_called_unequally_often_in_an_evaluation() -> None:
     assert len({str(each) for each in wanted}) == len(wanted)
     with processes(len(CALLS), work) as them:
         for rank, calls in enumerate(CALLS):
-            (told,) = them.hear(rank)
+            (told,) = them.receive(rank)
             assert [len(each) for each in told] == [min(times, 1) for times in (*calls, 1)]
             assert all(each <= want for each, want in zip(told, wanted, strict=True))

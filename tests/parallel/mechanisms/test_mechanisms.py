@@ -14,7 +14,7 @@ from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.parallel.mechanisms.base import Replicated
 from elastune.parallel.mechanisms.owned.mechanism import Owned
 from elastune.parallel.mechanisms.registry import mechanism_for
-from elastune.runtime.job.validation import check_means
+from elastune.runtime.job.validation import check_execution
 from elastune.testing.kits.mechanism import MechanismKit
 
 if str(Path(__file__).parent) not in sys.path:  # worker processes import the toy by its name
@@ -57,4 +57,4 @@ def test_what_a_mechanism_cannot_do_is_refused() -> None:
 def test_mechanisms_by_name() -> None:
     assert isinstance(mechanism_for(ExecutionSettings()), Replicated)
     with pytest.raises(UserError, match="use one of replicated"):  # before a worker starts
-        check_means(RunSpec(Program(Path("mine.py")), Path("out"), execution=ExecutionSettings(mechanism="gossip")))
+        check_execution(RunSpec(Program(Path("mine.py")), Path("out"), execution=ExecutionSettings(mechanism="gossip")))

@@ -113,7 +113,7 @@ def walk(worker: Worker, copies: int) -> None:
         least = missing_bytes(before, after, copies)
         assert placed.bytes == least, (str(before), str(after))
         worker.meet(str(before) + str(after))
-    worker.say("done")
+    worker.send("done")
 
 
 def missing_bytes(before: Mesh, after: Mesh, copies: int) -> int:
@@ -151,7 +151,7 @@ def _left(want: dict[int, torch.Tensor], have: dict[int, torch.Tensor]) -> dict[
 def test_any_mesh_to_any_other_moves_the_least_and_keeps_every_bit(copies: int) -> None:
     with processes(4, walk, copies) as them:
         for rank in range(4):
-            assert them.hear(rank) == ("done",)
+            assert them.receive(rank) == ("done",)
         them.all_end_well()
 
 
@@ -161,7 +161,7 @@ def die_and_go_on(worker: Worker) -> None:
     had = shares_of(before, worker.rank, 2)
     group = worker.form("all")
     if worker.rank == 3:
-        Group.exchange = lambda *_: worker.say("dying") or worker.hear()  # type: ignore[method-assign,assignment]
+        Group.exchange = lambda *_: worker.send("dying") or worker.receive()  # type: ignore[method-assign,assignment]
     want = [wanted(Mesh(shard=2, data=2), r, 2) for r in range(4)]
     broken = False
     try:
@@ -181,7 +181,7 @@ def die_and_go_on(worker: Worker) -> None:
     # Both holders of something gone: all are told, and what.
     group2 = GlooFactory("lo", 60.0).form(worker.store, "two", worker.rank, 3)
     mine = had if worker.rank == 0 else []
-    with pytest.raises(Unrecoverable, match=r"nobody holds all of .*\.2\."):
+    with pytest.raises(Unrecoverable, match=r"no worker holds all of .*\.2\."):
         bring(group2, SPLIT, 7 if mine else -1, mine, facts_of(mine), want)
     # What is older than the newest counts for nothing: worker 1 has all of version 6, worker 0 of version 7.
     everything = shares_of(Mesh(), 0, 1)
@@ -191,15 +191,15 @@ def die_and_go_on(worker: Worker) -> None:
     version = (7, 6, -1)[worker.rank]
     placed = bring(group2, SPLIT, version, mine, facts_of(mine), want)
     check(placed, want[worker.rank], mine if worker.rank == 0 else [])
-    worker.say("done")
+    worker.send("done")
 
 
 def test_a_death_in_it_changes_nothing_and_what_is_lost_is_told() -> None:
     with processes(4, die_and_go_on) as them:
-        assert them.hear(3) == ("dying",)
+        assert them.receive(3) == ("dying",)
         them.signal(3, signal.SIGKILL)
         for rank in range(3):
-            assert them.hear(rank) == ("done",)
+            assert them.receive(rank) == ("done",)
         them.all_end_well(0, 1, 2)
 
 
@@ -217,11 +217,11 @@ def differ_in_a_bit(worker: Worker) -> None:
         with pytest.raises(CopiesDiffer, match=rf"{told} of 0\.\d\.\S+ that ranks .* have differ"):
             meet(group, SPLIT, placed, exact=True)
         meet(group, SPLIT, placed, exact=False)
-    worker.say("done")
+    worker.send("done")
 
 
 def test_copies_that_differ_in_a_bit_are_told_by_all() -> None:
     with processes(4, differ_in_a_bit) as them:
         for rank in range(4):
-            assert them.hear(rank) == ("done",)
+            assert them.receive(rank) == ("done",)
         them.all_end_well()

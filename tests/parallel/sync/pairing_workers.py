@@ -34,8 +34,8 @@ def offer(worker: Worker) -> None:
     while worker.rank == 1 and len(found) < 3:
         found += offers.take()
     assert all(torch.equal(each.values, BYTES) for each in found)
-    worker.say("numbers", [each.number for each in found])
-    worker.hear()
+    worker.send("numbers", [each.number for each in found])
+    worker.receive()
 
 
 def slow_partner(worker: Worker) -> None:
@@ -61,5 +61,5 @@ def slow_partner(worker: Worker) -> None:
     if worker.rank == 0:
         worker.meet("the first is through")
     run.sync.after_step()
-    worker.say("round", run.result()[0], run.sync.statistics.staleness, group.sent_bytes, run.sync._strategy.taken)
-    worker.hear()
+    worker.send("round", run.result()[0], run.sync.statistics.staleness, group.sent_bytes, run.sync._strategy.taken)
+    worker.receive()

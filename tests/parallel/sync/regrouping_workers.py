@@ -176,8 +176,8 @@ def disturbed(worker: Worker, mode: Mode, stage: str) -> None:
         assert sync.totals[:2] == [c * contributors(BATCH, SLOTS, round(sync.totals[0]), mode) for c in (1, completed)]
         finish_step(sync, optimizer)
         completed += 1
-    worker.say("ended", redone, digest(state_of(sync)), [t.tolist() for t in state_of(sync)])
-    worker.hear()
+    worker.send("ended", redone, digest(state_of(sync)), [t.tolist() for t in state_of(sync)])
+    worker.receive()
 
 
 def break_the_end(sync: Sync, worker: Worker) -> Callable[[], None]:
@@ -235,8 +235,8 @@ def one_breaks(worker: Worker, mode: Mode) -> None:
         assert sync.totals[0] == group.size
         if step != FAULT_STEP or worker.rank == 1:
             finish_step(sync, optimizer)
-    worker.say("ended", digest(state_of(sync)[:2]), [t.tolist() for t in state_of(sync)])
-    worker.hear()
+    worker.send("ended", digest(state_of(sync)[:2]), [t.tolist() for t in state_of(sync)])
+    worker.receive()
 
 
 def bad_hook(worker: Worker, mode: Mode) -> None:
@@ -259,5 +259,5 @@ def bad_hook(worker: Worker, mode: Mode) -> None:
             sync.regroup(replicated(group))
         one_step(sync, plan_for(mode, group), step, lambda i: None)
         finish_step(sync, optimizer)
-    worker.say("ended", 1, digest(state_of(sync)), [t.tolist() for t in state_of(sync)])
-    worker.hear()
+    worker.send("ended", 1, digest(state_of(sync)), [t.tolist() for t in state_of(sync)])
+    worker.receive()

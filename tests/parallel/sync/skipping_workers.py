@@ -80,5 +80,5 @@ def state_of(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> list[tuple[st
 
 
 def work(worker: Worker, name: str) -> None:
-    worker.say("came to", trained(worker.form("skips"), name))
-    worker.hear()
+    worker.send("came to", trained(worker.form("skips"), name))
+    worker.receive()

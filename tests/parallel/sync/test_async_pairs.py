@@ -19,9 +19,9 @@ def test_one_offer_at_a_time_until_it_is_taken() -> None:
     import pairing_workers
 
     with processes(2, pairing_workers.offer) as them:
-        assert [them.hear(rank)[1] for rank in range(2)] == [[], [(0, 0, 7), (0, 1, 5), (0, 0, 9)]]
+        assert [them.receive(rank)[1] for rank in range(2)] == [[], [(0, 0, 7), (0, 1, 5), (0, 0, 9)]]
         for rank in range(2):
-            them.tell(rank, "end")
+            them.send(rank, "end")
 
 
 def test_a_round_goes_to_its_end_while_the_partner_has_not_begun() -> None:
@@ -29,9 +29,9 @@ def test_a_round_goes_to_its_end_while_the_partner_has_not_begun() -> None:
     import pairing_workers
 
     with processes(2, pairing_workers.slow_partner) as them:
-        (_, first, *told), (_, second, *also) = them.hear(0), them.hear(1)
+        (_, first, *told), (_, second, *also) = them.receive(0), them.receive(1)
         same(first, second)
         assert told[0] == also[0], "how old what was taken is, all hear alike"
         assert told[2] == 0 < also[2], "the partner took what the first one had offered"
         for rank in range(2):
-            them.tell(rank, "end")
+            them.send(rank, "end")

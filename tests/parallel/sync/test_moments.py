@@ -67,9 +67,9 @@ def test_a_layer_that_one_learner_alone_has_used(name: str) -> None:
         torch.testing.assert_close(value, expected[key], rtol=0, atol=1e-12)
     with processes(2, skipping_workers.work, name) as them:
         for rank in range(2):
-            same(them.hear(rank)[1], alone)
+            same(them.receive(rank)[1], alone)
         for rank in range(2):
-            them.tell(rank, "end")
+            them.send(rank, "end")
 
 
 P = [torch.zeros(2, 3), torch.zeros(4)]

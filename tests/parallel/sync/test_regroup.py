@@ -42,7 +42,7 @@ def test_survivors_of_a_death_do_the_step_again(mode: str, stage: str) -> None:
 
     with processes(3, regrouping_workers.disturbed, mode, stage) as them:
         for rank in (0, 1):
-            said, redone, digest, state = them.hear(rank)
+            said, redone, digest, state = them.receive(rank)
             assert said == "ended"
             assert redone >= 1
             check(mode, digest, state)
@@ -55,7 +55,7 @@ def test_a_result_that_another_holds_is_as_good_as_ones_own(mode: str) -> None:
     from elastune.testing.worker_processes import processes
 
     with processes(3, regrouping_workers.one_breaks, mode) as them:
-        ends = [them.hear(rank) for rank in range(3)]
+        ends = [them.receive(rank) for rank in range(3)]
     assert {end[1] for end in ends} == {ends[0][1]}
     for _, _, state in ends:
         check("fast", "", state) if mode == "fast" else check("exact", exact_digest(state), state)
@@ -77,5 +77,5 @@ def test_a_group_that_breaks_inside_of_a_backward_pass_leaves_the_replica_sound(
 
     with processes(2, regrouping_workers.bad_hook, mode) as them:
         for rank in range(2):
-            _, _, digest, state = them.hear(rank)
+            _, _, digest, state = them.receive(rank)
             check(mode, digest, state)

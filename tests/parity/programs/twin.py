@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.parity.programs.twins import data, losses, several, tricks
+from tests.parity.programs.twins import data, kinds, losses, several, tricks
 
 from elastune.testing.faults import inject
 
 config = {"twin": "", "faults": []}
-ROOMS = (several, data, tricks, losses)
+ROOMS = (several, data, tricks, losses, kinds)
 
 
 def twins() -> dict[str, Any]:

@@ -11,14 +11,14 @@ def test_what_was_handed_out_is_known_by_worker() -> None:
     queue = DriverQueue()
     queue.record_taken(0, 1)
     queue.record_taken(0, 2)
-    assert queue.given == {}
+    assert queue.returned == {}
     queue.hand_out()
     queue.record_taken(1, 1)
-    assert queue.given == {0: 2}
+    assert queue.returned == {0: 2}
     queue.hand_out()
-    assert queue.given == {1: 1}
+    assert queue.returned == {1: 1}
     queue.hand_out()
-    assert queue.given == {}
+    assert queue.returned == {}
 
 
 def test_nobody_is_woken_twice_for_one_event() -> None:

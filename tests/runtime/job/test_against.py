@@ -142,7 +142,7 @@ def step(number: int = 1, **changes: Any) -> StepRecord:
 def test_the_first_step_that_differs_is_explained(theirs: StepRecord, why: str) -> None:
     found = judge_against("plain.py", run(step()), run(theirs), PlainOutcome(1))
     assert found.problem.startswith(f"first in step 1: {why}")
-    assert found.line("mine.py").startswith("mine.py: not the same as plain.py: first in step 1")
+    assert found.as_line("mine.py").startswith("mine.py: not the same as plain.py: first in step 1")
 
 
 def test_a_script_that_accumulates_is_told() -> None:
@@ -155,4 +155,4 @@ def test_turns_of_a_batch_are_one_step_of_a_script() -> None:
     joined = by_batch(turns)
     assert [(each.step, each.passes[0].losses) for each in joined.steps] == [(1, (1.0, 1.0)), (2, (1.0,))]
     assert joined.steps[0].weights == {"w": OTHER}
-    assert AgainstPlain("plain.py", 3, 2e-8).line("mine.py") == "mine.py: the same to 2e-08 as plain.py over 3 steps"
+    assert AgainstPlain("plain.py", 3, 2e-8).as_line("mine.py") == "mine.py: the same to 2e-08 as plain.py over 3 steps"

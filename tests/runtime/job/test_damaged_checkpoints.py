@@ -43,7 +43,7 @@ def test_weights_of_a_changed_checkpoint_are_not_gone_on_with(
     assert started.resumed_step == 10
     (why,) = started.damaged
     assert "step-0000000020" in why
-    line, lasting = RunTracker(3, None).hear(started)
+    line, lasting = RunTracker(3, None).observe(started)
     assert lasting
     assert line.startswith("resumed after step 10, since a newer checkpoint is damaged: ")
     assert ledger(entries).exact

@@ -56,6 +56,6 @@ def test_it_is_measured_and_what_differs_is_told(
 
 
 def test_it_is_told_in_lines() -> None:
-    first, second = ExactCost(20, 0.003, 0.002, {"loss": (1.0, 1.5)}).told()
+    first, second = ExactCost(20, 0.003, 0.002, {"loss": (1.0, 1.5)}).as_lines()
     assert first.startswith("exact mode: 3 ms a step in 4 slots, 2 ms in one pass (x1.50; medians of 20 steps")
     assert second.startswith("loss: 1 in exact mode, 1.5 in one pass: batches are normalised")

@@ -180,7 +180,7 @@ def test_a_part_of_the_run_needs_its_length() -> None:
     assert len(by_steps.act(handle)) == 1
     by_epochs, _ = injector("join@40%", clock, epochs=5)
     assert by_epochs.act(handle) == []
-    by_epochs.hear(Reported(1, 20, 0, 0.0, {}))
+    by_epochs.observe(Reported(1, 20, 0, 0.0, {}))
     assert len(by_epochs.act(handle)) == 1
     unknown, _ = injector("kill@40%", clock)
     assert unknown.act(handle) == []

@@ -14,7 +14,7 @@ from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.program_check import Checked, check_program
 from elastune.train.program.source import of_workers, unseeded
-from elastune.train.proof.findings import PAGE, ShortRun, TrainingFinding, judge
+from elastune.train.proof.findings import PAGE, ShortRun, TrainingProblem, judge
 from elastune.train.proof.records import Leaf, PassRecord, RunRecord, StepRecord
 
 PROGRAM = """
@@ -64,7 +64,7 @@ class Made:
         return self.whole
 
 
-def judged(text: str = "", **runs: Any) -> list[TrainingFinding]:
+def judged(text: str = "", **runs: Any) -> list[TrainingProblem]:
     return list(judge(text, Made(**runs)))
 
 
@@ -83,7 +83,7 @@ def checked(folder: Path, before: str = "", after: str = "") -> Checked:
 
 def test_nothing_is_found_in_a_program_without_fault(here: None, tmp_path: Path) -> None:
     found = checked(tmp_path, after="open(f'{session.config[\"file\"]}{session.rank}', 'w').close()")
-    assert found.found == ()
+    assert found.problems == ()
     assert (found.steps, len(found.sha256)) == (2, 64)
     assert sorted(path.name for path in tmp_path.glob("log*")) == ["log0", "log1"]
 
@@ -91,20 +91,20 @@ def test_nothing_is_found_in_a_program_without_fault(here: None, tmp_path: Path)
 def test_random_weights_and_files_of_all_are_found_with_their_lines(here: None, tmp_path: Path) -> None:
     random = "model.weight.data += np.random.default_rng().random()"
     files = "open(session.config['file'], 'a').close(); torch.save({}, session.config['file'] + '.pt')"
-    found = checked(tmp_path, random, files).found
+    found = checked(tmp_path, random, files).problems
     assert [(each.kind, each.lines) for each in found] == [("random", (9,)), ("files", (16,)), ("files", (16,))]
-    assert found[1].line("mine.py").startswith(f"mine.py:16: all workers write {tmp_path}/log. Write it under")
+    assert found[1].as_line("mine.py").startswith(f"mine.py:16: all workers write {tmp_path}/log. Write it under")
 
 
 def test_a_program_that_fails_on_two_workers_is_told_why(here: None, tmp_path: Path) -> None:
-    (found,) = checked(tmp_path, after="session.rank or session.sum(1.0)").found
+    (found,) = checked(tmp_path, after="session.rank or session.sum(1.0)").problems
     assert found.kind == "fails on two workers"
-    assert "mine.py:16" in found.said
+    assert "mine.py:16" in found.finding
 
 
 def test_a_program_that_does_not_train_is_told_why(here: None, tmp_path: Path) -> None:
-    (found,) = checked(tmp_path, before="raise ValueError('odd')").found
-    assert (found.kind, "ValueError: odd (mine.py:9)" in found.said) == ("fails", True)
+    (found,) = checked(tmp_path, before="raise ValueError('odd')").problems
+    assert (found.kind, "ValueError: odd (mine.py:9)" in found.finding) == ("fails", True)
 
 
 def test_what_depends_on_workers_is_told_from_what_is_random() -> None:
@@ -112,7 +112,7 @@ def test_what_depends_on_workers_is_told_from_what_is_random() -> None:
     other = short_run("b", rank=1, loss=2.0)
     (found,) = judged(text, workers=other)
     assert (found.kind, found.lines) == ("workers", (1,))
-    assert "in step 1 the loss of slot 0 on worker 1 is 2 times as large" in found.said
+    assert "in step 1 the loss of slot 0 on worker 1 is 2 times as large" in found.finding
     assert [(each.kind, each.lines) for each in judged(text, again=other, workers=other)] == [("random", (2,))]
     assert judged(text) == []
 
@@ -122,7 +122,7 @@ def test_a_metric_of_workers_is_told_once_and_one_that_never_repeats_not() -> No
     again = short_run("a", reports=({"loss": 1.0, "seconds_": 1.5},) * 2)
     (found,) = judged(slots=one, again=again, workers=two)
     assert found.kind == "metric"
-    assert found.said == "the metric 'loss' is 1 on one worker, 2.0 on two"
+    assert found.finding == "the metric 'loss' is 1 on one worker, 2.0 on two"
     (padded,) = judged("x = DistributedSampler(test_set)", slots=one, again=again, workers=two)
     assert (padded.lines, "pads it" in padded.fix) == ((1,), True)
 
@@ -175,4 +175,4 @@ def test_the_command_tells_a_line_each(command_here, tmp_path: Path, monkeypatch
     page, _, section = PAGE.partition("#")
     headings = [line for line in Path(page).read_text().splitlines() if line.startswith("## ")]
     assert section in {heading[3:].lower().replace(" ", "-").replace("`", "") for heading in headings}
-    assert command_here("check", path, "--json").json["found"][0]["kind"] == "metric"
+    assert command_here("check", path, "--json").json["problems"][0]["kind"] == "metric"

@@ -14,7 +14,7 @@ from elastune.core.journal.records import Checkpointed, Record, Reported, RunFai
 from elastune.core.mesh import Mesh
 from elastune.core.run import Adapt, ExecutionSettings, Program, RunSpec, StartFrom
 from elastune.core.sync_plan import SyncChoice
-from elastune.runtime.job.resumption import begun_means, check_resumed
+from elastune.runtime.job.resumption import check_resumed, execution_at_start
 from elastune.runtime.job.run import run_here, run_job
 
 PROGRAM = 'config = {"lr": 0.1, "epochs": 2, "batch_size": 16}\ndef train(session):\n    pass\n'
@@ -89,8 +89,8 @@ def test_what_would_change_the_result_is_refused(begun: RunSpec, name: str) -> N
     [
         {},
         {"execution": replace(PLACE, workers=4, micro_batch=2, topology="tree")},
-        {"execution": ExecutionSettings(mesh=Mesh(data=2, shard=2), mechanism="zero")},
-        {"execution": ExecutionSettings(2, mechanism="tensor", virtual_tensor=8, device="cuda")},
+        {"execution": ExecutionSettings(mesh=Mesh(data=2, shard=2), mechanism="zero", num_slots=4)},
+        {"execution": ExecutionSettings(2, mechanism="tensor", virtual_tensor=8, device="cuda", num_slots=4)},
         {"config": {"lr": 0.2, "epochs": 5}},
         {"epochs": 5},
         {"max_steps": 8},
@@ -157,7 +157,7 @@ def test_what_was_refused_by_workers_once_is_not_taken_for_the_beginning(begun: 
 def test_the_folder_of_a_study_is_refused(begun: RunSpec) -> None:
     with JournalWriter(begun.out / "journal.jsonl") as writer:
         writer.write(StudyStarted({"kind": "tune"}))
-    for refuses in (lambda: check_resumed(begun), lambda: begun_means(begun.out), lambda: run_job(begun)):
+    for refuses in (lambda: check_resumed(begun), lambda: execution_at_start(begun.out), lambda: run_job(begun)):
         with pytest.raises(UserError, match="in the folder of a run .*the journal of a study.*another --out"):
             refuses()
     assert sorted(path.name for path in begun.out.iterdir()) == ["journal.jsonl", "journal.jsonl.lock"]
@@ -172,6 +172,6 @@ def test_the_folder_of_something_else_is_refused(begun: RunSpec) -> None:
 
 def test_an_empty_folder_has_no_history(begun: RunSpec) -> None:
     assert check_resumed(begun) == ""
-    assert begun_means(begun.out) is None
+    assert execution_at_start(begun.out) is None
     journal(begun)
-    assert begun_means(begun.out) == PLACE
+    assert execution_at_start(begun.out) == PLACE

@@ -87,7 +87,7 @@ def test_a_policy_has_as_many_learners_as_fit(
         ("sync_by_link:learners=8", {}, "there must be a learner for every worker .*up to 16 .*sync_by_link"),
         ("sync_by_size:learners=24", {}, "each learner must have as many slots .*--slots"),
         ("sync_by_size:every=99", {"max_steps": 98}, "a round must not be longer than the run .*98 steps"),
-        ("sync_by_size", {"execution": {"mechanism": "zero"}}, "a learner lies whole on its worker"),
+        ("sync_by_size", {"execution": {"mechanism": "zero"}}, "a worker must hold its learners whole"),
         ("sync_by_size", {"execution": {"mode": "fast", "compress": "int8"}}, "learners exchange parameters"),
     ],
 )

@@ -79,4 +79,4 @@ def train(worker: Worker, execution: ExecutionSettings, sets: dict[str, tuple[st
     for name, monitors in sets.items():
         sent: list[Record] = []
         found = trained(worker, name, execution, monitors, sent)
-        worker.say(name, found, sent)
+        worker.send(name, found, sent)

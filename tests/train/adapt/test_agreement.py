@@ -58,8 +58,8 @@ def test_who_proposed_nothing_hears_that_others_did() -> None:
 def test_a_policys_second_proposal_waits_for_the_next_vote() -> None:
     first, second = proposed("a", batch_size=128), proposed("a", batch_size=256)
     agreement = holding(first, second)
-    assert [v.own for v in agreement.count_votes(agreement.vote(), 1)] == [first]
-    assert [v.own for v in agreement.count_votes(agreement.vote(), 1)] == [second]
+    assert [v.own_proposal for v in agreement.count_votes(agreement.vote(), 1)] == [first]
+    assert [v.own_proposal for v in agreement.count_votes(agreement.vote(), 1)] == [second]
 
 
 def test_open_proposals_travel_as_json() -> None:

@@ -8,7 +8,7 @@ from elastune.train.adaptation.routing import STEPS, LinkWatch
 def watched(*times: float) -> LinkWatch:
     watch = LinkWatch()
     for time_s in times:
-        watch.hear([time_s, 9.0, 0.0])  # one comes early and waits for long, one has had no samples
+        watch.observe([time_s, 9.0, 0.0])  # one comes early and waits for long, one has had no samples
     return watch
 
 
@@ -29,12 +29,12 @@ def test_a_new_usual() -> None:
     assert watch.due
     watch.begin()
     for _ in range(30):
-        watch.hear([0.3])
+        watch.observe([0.3])
     assert not watch.due
 
 
 def test_nothing_heard_is_nothing_learned() -> None:
     watch = LinkWatch()
     for _ in range(30):
-        watch.hear([0.0, 0.0])
+        watch.observe([0.0, 0.0])
     assert watch == LinkWatch()

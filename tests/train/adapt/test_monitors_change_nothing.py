@@ -49,7 +49,7 @@ def test_equal_bits_with_and_without(where: str) -> None:
     sent: dict[str, list[Record]] = {}
     with processes(execution.workers, train, execution, SETS) as workers:
         for name in SETS:
-            said: list[tuple[Any, ...]] = [workers.hear(rank) for rank in range(execution.workers)]
+            said: list[tuple[Any, ...]] = [workers.receive(rank) for rank in range(execution.workers)]
             found[name] = {sha for _, sha, _ in said}
             sent[name] = [record for *_, records in said for record in records]
     assert len(found["none"]) == 1, "all workers hold the same"

@@ -38,8 +38,8 @@ def average(worker: Worker, out: str) -> None:
     flat = flatten(model.buffers())
     tensors_s = seconds(session.state.average_buffers)
     lists_s = seconds(lambda: torch.tensor(session.state.workers.gather(flat.tolist(), "lists")))
-    worker.say(float(model.moving[0]), float(model.moving[-1]), float(model.equal[0]), int(model.count))
-    worker.say(tensors_s, lists_s)
+    worker.send(float(model.moving[0]), float(model.moving[-1]), float(model.equal[0]), int(model.count))
+    worker.send(tensors_s, lists_s)
 
 
 def seconds(act: Callable[[], object]) -> float:

@@ -40,9 +40,9 @@ def test_a_million_values_take_no_python_lists(tmp_path: Path) -> None:
 
     with processes(2, act, str(tmp_path)) as workers:
         for rank in range(2):
-            moved_first, moved_last, equal, count = workers.hear(rank)
+            moved_first, moved_last, equal, count = workers.receive(rank)
             assert (moved_first, moved_last) == (pytest.approx(0.6), pytest.approx(0.6))
             assert equal == torch.tensor(0.1).item()
             assert count == 3
-            tensors_s, lists_s = workers.hear(rank)
+            tensors_s, lists_s = workers.receive(rank)
             assert tensors_s < lists_s / 3, (tensors_s, lists_s)

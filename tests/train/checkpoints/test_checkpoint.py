@@ -40,7 +40,7 @@ def checkpoint(step: int, megabytes: float = 0.01) -> Checkpoint:
     weights = torch.full((int(megabytes * 2**18),), float(step))
     return Checkpoint(
         position=Position(epoch=step // 10, offset=step % 10, step=step, samples=8 * step),
-        meaning={"seed": 1, "config": {"lr": 0.1, "layers": [1, 2]}, "mode": "exact"},
+        must_match={"seed": 1, "config": {"lr": 0.1, "layers": [1, 2]}, "mode": "exact"},
         states={
             "model": {"w": weights, "again": weights},
             "optimizer": {"state": {0: {"step": torch.tensor(step)}}},
@@ -52,7 +52,7 @@ def checkpoint(step: int, megabytes: float = 0.01) -> Checkpoint:
 def assert_whole(found: Checkpoint) -> None:
     wanted = checkpoint(found.position.step, len(found.states["model"]["w"]) / 2**18)
     assert found.position == wanted.position
-    assert (found.meaning, found.states["progress"]) == (wanted.meaning, wanted.states["progress"])
+    assert (found.must_match, found.states["progress"]) == (wanted.must_match, wanted.states["progress"])
     assert torch.equal(found.states["model"]["w"], wanted.states["model"]["w"])
     assert torch.equal(found.states["model"]["again"], wanted.states["model"]["w"])
     assert found.states["optimizer"]["state"][0]["step"] == wanted.position.step
@@ -293,7 +293,7 @@ def test_another_format_is_refused_in_one_line(tmp_path: Path, number: object) -
     parsed = unseal((path / "state.json").read_bytes())
     parsed["format"] = number
     if number is None:
-        parsed = {"position": parsed["position"], "meaning": parsed["meaning"], "state": {}, "seconds": 3.0}
+        parsed = {"position": parsed["position"], "must_match": parsed["must_match"], "state": {}, "seconds": 3.0}
     (path / "state.json").write_bytes(seal(parsed) if number in (3, 5) else json.dumps(parsed).encode())
     for read in (load, spans):
         with pytest.raises(UserError, match="a checkpoint must be of format 4") as told:

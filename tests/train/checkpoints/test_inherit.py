@@ -58,12 +58,17 @@ def trained(
     width: int = 8,
     epochs: int = 4,
     per_step: bool = False,
+    given: bool = True,
     **spec: Any,
 ) -> tuple[Session, Optimizer, Rates]:
-    """A run to its end or its pause, and the learning rate of each of its steps; metrics never get better."""
+    """A run to its end or its pause, and the learning rate of each of its steps; metrics never get better.
+
+    ``given``: schedulers are given to ``session.prepare``; else they are found.
+    """
     session = lone_session(out, **{"execution": ExecutionSettings(num_slots=4), **spec})
     model = network(width)
-    model, optimizer, *schedulers = session.prepare(model, *build(model))
+    optimizer, *schedulers = build(model)
+    model, optimizer, *_ = session.prepare(model, optimizer, *(schedulers if given else []))
     rates: Rates = []
     try:
         for _ in session.epochs(epochs):
@@ -109,15 +114,22 @@ SCHEDULES: dict[str, Any] = {
 }
 
 
+FOUND = ("plateau", "step", "two", "warm-up")
+
+
 @pytest.mark.parametrize("per_step", [False, True])
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_a_child_with_its_parents_settings_is_the_parent_continued(tmp_path: Path, name: str, per_step: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "given"), [*((name, True) for name in sorted(SCHEDULES)), *((name, False) for name in FOUND)]
+)
+def test_a_child_with_its_parents_settings_is_the_parent_continued(
+    tmp_path: Path, name: str, per_step: bool, given: bool
+) -> None:
     if (name, per_step) == ("plateau", True):
         per_step = False  # its metric comes with the epoch
-    build = sgd(SCHEDULES[name])
-    whole, _, expected = trained(tmp_path / "whole", build, per_step=per_step)
-    _, _, before = trained(tmp_path / "parent", build, per_step=per_step, until_epoch=2)
-    child, _, after = trained(tmp_path / "child", build, per_step=per_step, parent=tmp_path / "parent")
+    build, loop = sgd(SCHEDULES[name]), {"per_step": per_step, "given": given}
+    whole, _, expected = trained(tmp_path / "whole", build, **loop)
+    _, _, before = trained(tmp_path / "parent", build, until_epoch=2, **loop)
+    child, _, after = trained(tmp_path / "child", build, parent=tmp_path / "parent", **loop)
     assert before + after == expected
     assert digest(child) == digest(whole)
     assert (child.epoch, child.step, child.samples) == (4, 4 * STEPS, 192)

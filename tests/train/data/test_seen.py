@@ -107,14 +107,14 @@ def test_no_more_is_read_than_a_megabyte_and_the_sample_that_reaches_it() -> Non
 
 def test_passes_over_different_data_are_not_compared_and_looked_at_a_few_times() -> None:
     told: list[str] = []
-    first = TrainingDataHistory(None, accepts=False, tell=told.append)
+    first = TrainingDataHistory(None, accepts=False, notify=told.append)
     for epoch in range(9):
         first.begin_pass(rows(64 - epoch), epoch)
         kept = first.kept(epoch)
     assert len(kept) == MOST_LOOKS
-    later = TrainingDataHistory(None, accepts=False, tell=told.append)
+    later = TrainingDataHistory(None, accepts=False, notify=told.append)
     later.load(kept)
     later.begin_pass(rows(10), 9)
     assert told == []
     assert first.context().samples == 56, "the record of the end is of the newest"
-    assert TrainingDataHistory(None, accepts=False, tell=told.append).context() == DataContext()
+    assert TrainingDataHistory(None, accepts=False, notify=told.append).context() == DataContext()

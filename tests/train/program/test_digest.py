@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastune.core.run import Program
-from elastune.train.program.source import meaning
+from elastune.train.program.source import program_digest
 
 FILE = '''"""A program."""
 import torch
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 def digest(tmp_path: Path, text: str) -> str:
     path = tmp_path / "program.py"
     path.write_text(text)
-    return meaning(Program(path))
+    return program_digest(Program(path))
 
 
 @pytest.mark.parametrize(

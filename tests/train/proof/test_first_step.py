@@ -46,10 +46,10 @@ def failing(session: Session, model: nn.Module, x: torch.Tensor, y: torch.Tensor
 
 def trained(folder: Path, loss: Loss = mean, *, proves: bool = True, **backward: Any) -> tuple[str, list[Proved], int]:
     """The hash, the proofs and the bodies of a run of 10 steps in four slots."""
-    heard: list[Record] = []
+    records: list[Record] = []
     execution = ExecutionSettings(num_slots=4)
-    session = lone_session(folder, send=heard.append, execution=execution, config={"process": os.getpid()})
-    session.record(None, FirstStep(HERE) if proves else None)
+    session = lone_session(folder, send=records.append, execution=execution, config={"process": os.getpid()})
+    session.state.first_step = FirstStep(HERE) if proves else None
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 2))
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     bodies = 0
@@ -62,7 +62,7 @@ def trained(folder: Path, loss: Loss = mean, *, proves: bool = True, **backward:
     session.finish()
     assert session.trained is not None
     digest = session.trained.fingerprint(session.state.workers)
-    return digest, [each for each in heard if isinstance(each, Proved)], bodies
+    return digest, [each for each in records if isinstance(each, Proved)], bodies
 
 
 def test_nothing_of_the_proof_shows_in_a_run(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_nothing_of_the_proof_shows_in_a_run(tmp_path: Path) -> None:
     proved, (record,), same = trained(tmp_path / "proved")
     assert (none, bodies) == ([], same)
     assert proved == plain
-    assert (record.proof, record.found) == ("first_step", "mean")
+    assert (record.proof, record.loss) == ("first_step", "mean")
     assert 0 < record.seconds < 1
 
 
@@ -78,12 +78,12 @@ def test_a_sum_is_refused_with_its_line_and_goes_on_where_it_is_said(tmp_path: P
     line = summed.__code__.co_firstlineno + 1
     with pytest.raises(UserError, match=rf"test_first_step.py:{line}: twice the samples have 2 times.*--unchecked"):
         trained(tmp_path / "sum", summed)
-    assert [each.found for each in trained(tmp_path / "said", summed, reduction="sum")[1]] == ["unknown"]
+    assert [each.loss for each in trained(tmp_path / "said", summed, reduction="sum")[1]] == ["unknown"]
 
 
-@pytest.mark.parametrize(("loss", "found"), [(compared, "samples"), (failing, "unknown")])
-def test_what_is_no_certain_mistake_goes_on(tmp_path: Path, loss: Loss, found: str) -> None:
-    assert [each.found for each in trained(tmp_path / "out", loss)[1]] == [found]
+@pytest.mark.parametrize(("loss", "kind"), [(compared, "samples"), (failing, "unknown")])
+def test_what_is_no_certain_mistake_goes_on(tmp_path: Path, loss: Loss, kind: str) -> None:
+    assert [each.loss for each in trained(tmp_path / "out", loss)[1]] == [kind]
 
 
 def test_gradients_that_differ_between_workers_are_refused() -> None:

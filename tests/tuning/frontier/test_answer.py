@@ -374,7 +374,7 @@ def check_what_is_shown(found: FrontierFound) -> None:
     strong = frozenset() if answer.pick is None else frozenset({answer.pick})
     assert cells.strong == strong
     assert [i for i, row in enumerate(cells.rows) if row[0].endswith("pick")] == sorted(strong)
-    story = StudyOverview(StudyStarted({"kind": "frontier"}, {}), found=found, finished=StudyFinished("x", 1.0))
+    story = StudyOverview(StudyStarted({"kind": "frontier"}, {}), frontier=found, finished=StudyFinished("x", 1.0))
     page = frontier_page(story)
     assert (page.answer, page.command) == (answer.sentence, answer.command)
     assert answer.sentence in [line for part in explain_frontier(story).parts for line in part.lines]

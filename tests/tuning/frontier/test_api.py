@@ -105,7 +105,7 @@ def test_it_asks_what_the_command_line_asks(train: Any, tmp_path: Path, monkeypa
     assert isinstance(there, ClusterRequest)
     assert isinstance(here, ClusterRequest)
     assert there.kind == here.kind
-    assert replace(there.access, tell=print) == replace(here.access, tell=print)  # to the terminal, or by print
+    assert replace(there.access, notify=print) == replace(here.access, notify=print)  # to the terminal, or by print
 
 
 def test_what_is_wrong_is_told_before_anything_runs(train: Any, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Told:
             run = RunFinished("sha", 1, 10, 200, 1.0, {"loss": loss}, step_s=0.1, grad_bytes=40)
             end = TrialFinished(trial, "complete", {"loss": loss}, {"loss": loss}, run=run)
             for record in (TrialStarted(trial, config, execution, seed, "confirm"), end):
-                self.table.hear(Entry(0.0, record))
+                self.table.observe(Entry(0.0, record))
             trials.append(trial)
         return trials
 
@@ -138,6 +138,6 @@ def test_of_what_was_cut_off_steps_are_timed_for_a_moment_only(tmp_path: Path, t
     plan, table = Told(tiny, tmp_path / "out").plan, TrialTable()
     for trial, phase in enumerate(("calibrate", "naive")):
         execution = ExecutionSettings(workers=1, num_slots=4).to_json()
-        table.hear(Entry(0.0, TrialStarted(trial, plan.config, execution, 0, phase)))  # type: ignore[arg-type]
+        table.observe(Entry(0.0, TrialStarted(trial, plan.config, execution, 0, phase)))  # type: ignore[arg-type]
     again = [FrontierExperiment(plan, LocalFiles()).again(life, "cut off") for life in table.trials.values()]
     assert [ready.spec.max_steps for ready in again] == [STEPS, None]

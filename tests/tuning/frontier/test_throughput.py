@@ -24,7 +24,7 @@ def climbed(climb: ExecutionSearch, steps: dict[str, RunFinished | None]) -> lis
             words = (
                 "own" if each == climb.layout else f"{each.mechanism} {each.threads} {each.topology} {each.micro_batch}"
             )
-            climb.hear(each, steps.get(words, ran(1.0)))
+            climb.observe(each, steps.get(words, ran(1.0)))
     return [timed.changed for timed in climb.tried]
 
 
@@ -51,7 +51,7 @@ def test_bucket_sizes_are_tried_where_gradients_fill_several() -> None:
         for execution in climb.rounds():
             for each in execution:
                 step_s = 0.5 if each.bucket_bytes == 4 << 20 else 1.0
-                climb.hear(each, replace(ran(step_s), grad_bytes=grad_bytes))
+                climb.observe(each, replace(ran(step_s), grad_bytes=grad_bytes))
         sizes_tried = [ExecutionSettings.from_json(timed.execution).bucket_bytes for timed in climb.tried]
         return [*dict.fromkeys(size for size in sizes_tried if size is not None), climb.best.bucket_bytes]
 
@@ -66,7 +66,7 @@ def test_without_time_the_best_so_far_is_timed_again_or_given_up() -> None:
     climb = ExecutionSearch(FOUR, 64, 8, free=False)
     for execution in climb.rounds():
         for each in execution:
-            climb.hear(each, ran(0.5 if each.threads == 2 else 1.0))
+            climb.observe(each, ran(0.5 if each.threads == 2 else 1.0))
         climb.hurried = len(climb.tried) > 1
     assert [timed.changed for timed in climb.tried] == ["as asked for", "threads 2", "as asked for", "threads 2"]
     assert climb.best.threads == 2
@@ -88,7 +88,7 @@ def test_a_lucky_short_run_is_timed_again() -> None:
     climb = ExecutionSearch(FOUR, 64, 8, free=False)
     for execution in climb.rounds():
         for each in execution:
-            climb.hear(each, ran(0.5 if each.threads == 2 and not climb.repeats else 1.0))
+            climb.observe(each, ran(0.5 if each.threads == 2 and not climb.repeats else 1.0))
     assert climb.tried[-1].changed == "threads 2"
     assert (climb.best, climb.result.chosen) == (FOUR, 0)
 
@@ -118,5 +118,5 @@ def _after(climb: ExecutionSearch) -> list[ExecutionSettings]:
     """The second round."""
     rounds = climb.rounds()
     for execution in next(rounds):
-        climb.hear(execution, ran(1.0))
+        climb.observe(execution, ran(1.0))
     return next(rounds)

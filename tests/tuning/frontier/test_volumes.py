@@ -66,13 +66,13 @@ class Made:
         variant = replace(self.plan.variant, policies=tuple(policies))
         execution = variant.to_record(variant.trainer(layout))
         tags = {"lr_rule": rule, FOR_WORKERS: parts}
-        self._hear(TrialStarted(trial, config, execution, seed, phase, tags=tags))
+        self._observe(TrialStarted(trial, config, execution, seed, phase, tags=tags))
         if quality is None:
-            self._hear(TrialFinished(trial, "infeasible", reason="diverged", seconds=took_s, worker_seconds=took_s))
+            self._observe(TrialFinished(trial, "infeasible", reason="diverged", seconds=took_s, worker_seconds=took_s))
             return trial
         metrics = {"accuracy": quality, "test_accuracy": quality if test is None else test}
         run = RunFinished("sha", layout.workers, 10, 200, 1.0, metrics, step_s=0.1, grad_bytes=40)
-        self._hear(TrialFinished(trial, "complete", {}, metrics, run=run, seconds=took_s, worker_seconds=took_s))
+        self._observe(TrialFinished(trial, "complete", {}, metrics, run=run, seconds=took_s, worker_seconds=took_s))
         return trial
 
     def naive(self, one: float = 0.9, four: float = 0.8, policies: Sequence[str] = ()) -> None:
@@ -94,8 +94,8 @@ class Made:
 
     def pause(self, took_s: float) -> None:
         trial, config = len(self.table.trials), {**self.plan.naive(4), "lr": 0.7}
-        self._hear(TrialStarted(trial, config, {"workers": 1, "num_slots": 4}, 0, "search"))
-        self._hear(TrialPaused(trial, 1, took_s, worker_seconds=took_s))
+        self._observe(TrialStarted(trial, config, {"workers": 1, "num_slots": 4}, 0, "search"))
+        self._observe(TrialPaused(trial, 1, took_s, worker_seconds=took_s))
 
     @property
     def compared(self) -> list[Side]:
@@ -108,8 +108,8 @@ class Made:
     def of(self, name: str) -> SideVolume:
         return next(side for side in self.found.sides if side.side == name)
 
-    def _hear(self, record: Any) -> None:
-        self.table.hear(Entry(float(len(self.table.trials)), record))
+    def _observe(self, record: Any) -> None:
+        self.table.observe(Entry(float(len(self.table.trials)), record))
 
 
 @pytest.fixture

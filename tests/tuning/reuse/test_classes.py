@@ -174,7 +174,7 @@ def test_a_tree_of_three_levels_is_one_study(deep: Path, command_here: Callable[
     numbers = {life.started.config["node"]: number for number, life in table.trials.items()}
     assert set(numbers) == {"", "0", "1", "0.0", "1.1"}
     for node, number in numbers.items():
-        begun = table.trials[number].begun
+        begun = table.trials[number].initial_weights
         if node == "":
             assert not begun
             continue

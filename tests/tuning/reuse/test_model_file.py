@@ -98,7 +98,14 @@ def test_nan_is_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def ensemble_file(path: Path, tensors: dict[str, torch.Tensor] | None = None, **changes: Any) -> Path:
     """An ensemble of one linear model that was written with these changes, and a right digest."""
     members = [{"trial": 3, "weight": 1.0, "config": {"width": 3}}]
-    content = {"format": 2, "kind": "classification", "says": "logits", "width": 3, "members": members, "about": {}}
+    content = {
+        "format": 2,
+        "kind": "classification",
+        "output_kind": "logits",
+        "width": 3,
+        "members": members,
+        "about": {},
+    }
     own = {f"0.{name}": tensor for name, tensor in HIDDEN.state_dict().items()}
     write_model_file(path, {**content, **changes}, own if tensors is None else tensors)
     return path
@@ -114,7 +121,7 @@ def wrong_ensembles() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"width": 10**18}, "width"
     yield {"width": 0}, "width"
     yield {"kind": "regression"}, "logits of a regression"
-    yield {"says": "values"}, "values of a classification"
+    yield {"output_kind": "values"}, "values of a classification"
     yield {"members": [{**member, "weight": 0.2}]}, "add up to 0.2"
     yield {"members": [{**member, "weight": float("nan")}]}, "members.0.weight"
     yield {"members": []}, "members"

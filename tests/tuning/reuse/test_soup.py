@@ -168,10 +168,10 @@ def test_a_study_from_before_trials_told_what_they_took(family: Path) -> None:
 def test_what_was_begun_with_is_in_the_training_of_what_came_of_it(family: Path) -> None:
     entries = read(family / "journal.jsonl")
     table = fold(entries)
-    (told,) = table.trials[0].begun
+    (told,) = table.trials[0].initial_weights
     before = training_in(Path(told.source))
     assert before is not None
-    assert (told.worker_seconds, before.untold) == (before.worker_seconds, ())
+    assert (told.worker_seconds, before.unrecorded) == (before.worker_seconds, ())
     assert before.worker_seconds > 0
     own = [table.trials[trial].worker_seconds for trial in (0, 1)]
     assert training_of(entries, table, [0, 1]) == Training(sum(own) + before.worker_seconds), "the parent's once"

@@ -41,7 +41,7 @@ def outputs_of_parts(out: Path, told: dict[str, Any], x: torch.Tensor) -> torch.
 def test_values(cluster: LocalCluster, tmp_path: Path, command_here: Callable[..., Any], method: str) -> None:
     out, file = study_of("regression", tmp_path / "out", cluster), tmp_path / "e.safetensors"
     told = command_here("ensemble", out, "--method", method, "--out", file, "--json").json
-    assert (told["task"], told["objective"]) == ({"kind": "regression", "says": "values", "width": 2}, "mse")
+    assert (told["task"], told["objective"]) == ({"kind": "regression", "output_kind": "values", "width": 2}, "mse")
     assert (told["rows"], told["candidates"]) == (100, 4)
     assert told["score"] <= told["best_single"]
     x, y = values(100, 2).tensors
@@ -62,7 +62,7 @@ def test_tokens_of_sequences(cluster: LocalCluster, tmp_path: Path, command_here
     """Padding counts for nothing."""
     out, file = study_of("sequence", tmp_path / "out", cluster), tmp_path / "e.safetensors"
     told = command_here("ensemble", out, "--objective", "log_loss", "--out", file, "--json").json
-    assert told["task"] == {"kind": "classification", "says": "logits", "width": 3}
+    assert told["task"] == {"kind": "classification", "output_kind": "logits", "width": 3}
     assert told["rows"] == int((sequences(100, 1).tensors[1] != IGNORED).sum())
     assert told["score"] <= told["best_single"]
     x, y = sequences(100, 2).tensors

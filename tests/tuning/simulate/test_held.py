@@ -99,7 +99,7 @@ def test_who_is_held_follows_from_the_journal(program, tmp_path: Path) -> None:
     choice = parse_allocation(request.allocation)
     again = HeldTrials(choice.courses(), choice.held, MAX_WAIT_S)
     for entry in entries:
-        again.hear(entry)
+        again.observe(entry)
         if isinstance(entry.record, TrialReported):
             report = entry.record.report
             found |= {entry.record.trial} if again.why(entry.record.trial, report, entry.at) else set()

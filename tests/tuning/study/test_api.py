@@ -28,7 +28,6 @@ import json
 import sys
 
 import torch
-from tests.support.forked import ForkedProcess, run_script
 from torch.utils.data import TensorDataset
 
 import elastune
@@ -67,7 +66,6 @@ import time
 from pathlib import Path
 
 import torch
-from tests.support.forked import ForkedProcess, run_script
 from torch.utils.data import TensorDataset
 
 import elastune

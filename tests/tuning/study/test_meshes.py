@@ -190,7 +190,7 @@ def test_a_space_asks_how_gradients_travel_where_they_may_be_rounded() -> None:
         ({"meshes": ["shard=2"], "mechanisms": ["replicated"]}, "fit one of the meshes"),
         ({"meshes": ["wide=2"]}, "axes of a mesh"),
         ({"meshes": ["data=2", "data=2"]}, "without repetitions"),
-        ({"mechanisms": ["zero+sharded"]}, "state lies in one way"),
+        ({"mechanisms": ["zero+sharded"]}, "a mechanism has one of replicated, zero and sharded"),
         ({"mechanisms": ["magic"]}, "mechanism must be known"),
     ],
 )

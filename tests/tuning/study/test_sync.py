@@ -13,7 +13,7 @@ import elastune
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import StudyStarted, TrialStarted
-from elastune.core.run import Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.core.sync_plan import SETTINGS, SyncChoice, SyncPlan
 from elastune.report.explain import explain
 from elastune.report.export import to_csv
@@ -104,7 +104,8 @@ def test_a_trial_agrees_as_its_space_says_and_has_slots_for_its_learners(tiny: P
 
 
 def test_a_study_of_one_strategy_searches_its_settings(tiny: Program, tmp_path: Path) -> None:
-    base = asked(tiny, tmp_path / "out", sync=SyncChoice.parse(LOCAL, ""))
+    execution = ExecutionSettings(mode="fast", num_slots=4)
+    base = asked(tiny, tmp_path / "out", sync=SyncChoice.parse(LOCAL, ""), execution=execution)
     assert prepared(base, every=5).spec.sync == SyncPlan("local", 4, 5)
     assert prepared(base).spec.sync == SyncPlan("local", 4, 3)
     back = prepared(base, sync="allreduce")
@@ -118,7 +119,7 @@ def test_a_study_of_one_strategy_searches_its_settings(tiny: Program, tmp_path: 
     [
         ({"workers": 4, "sync": "local:learners=2"}, "there must be a learner for every worker"),
         ({"workers": 4, "sync_schedule": "5=local:learners=2"}, "there must be a learner for every worker"),
-        ({"workers": 2, "mechanism": "zero", "sync": LOCAL}, "a learner lies whole on its worker"),
+        ({"workers": 2, "mechanism": "zero", "sync": LOCAL}, "a worker must hold its learners whole"),
         ({"mode": "fast", "compress": "int8", "sync": LOCAL}, "learners exchange parameters"),
         ({"policy": "gns", "sync": LOCAL}, "nothing is measured"),
     ],
@@ -165,7 +166,7 @@ def test_rubbish_is_refused_before_anything_runs_and_is_no_crash_where_it_comes_
 def test_names_that_the_program_has_are_its_own() -> None:
     values = {"sync": LOCAL, "every": 7, "mix": None}
     assert SyncChoice.of(values).sync == SyncPlan("local", 4, 7)
-    assert SyncChoice.of(values, own={"every"}).sync == SyncPlan("local", 4, 3)
+    assert SyncChoice.of(values, program_names={"every"}).sync == SyncPlan("local", 4, 3)
     assert SyncChoice.of({"every": 7, "mix": 0.2}) == SyncChoice()
 
 
@@ -251,7 +252,8 @@ def test_a_frontier_takes_strategies_and_no_schedule_of_them(program: Any, tmp_p
 def test_static_and_adaptive_strategies_stand_on_one_front_and_a_resume_keeps_them(
     program: Any, tmp_path: Path
 ) -> None:
-    request = StudyRequest(program(DIGITS), tmp_path / "out", sampler="grid", trials=2, workers=2)
+    execution = ExecutionSettings(mode="fast", num_slots=4)
+    request = StudyRequest(program(DIGITS), tmp_path / "out", sampler="grid", trials=2, workers=2, execution=execution)
     tune(request, cluster=LocalCluster(2))
     tune(replace(request, trials=3, resume=True), cluster=LocalCluster(2))
     study = Study.load(request.out)

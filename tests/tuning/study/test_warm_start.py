@@ -121,11 +121,11 @@ def test_a_study_in_the_same_context_begins_with_the_results_and_the_best(
     (found,) = taken_by(out)
     assert (found.taken, found.of, found.similarity, found.left_out) == (6, 6, 1.0, {})
     before = {(r.params["lr"], r.params["epochs"]) for r in records(old) if isinstance(r, TrialStarted)}
-    assert {(past.params["lr"], past.params["epochs"]) for past in found.told} == before
+    assert {(past.params["lr"], past.params["epochs"]) for past in found.results} == before
     trials = sorted(study.trials, key=lambda trial: trial.number)
     assert [t.number for t in trials] == list(range(7)), "those told are no trials of this study"
     assert [t.params for t in trials[:1]] == found.proposed, "a fifth of them"
-    told = {past.params["lr"]: past.metrics["loss"] for past in found.told}
+    told = {past.params["lr"]: past.metrics["loss"] for past in found.results}
     assert trials[0].values["loss"] == pytest.approx(told[trials[0].params["lr"]])
     assert trials[0].values["loss"] == pytest.approx(min(told.values()))
     (line,) = [warm_line(record) for record in heard if isinstance(record, WarmStarted)]
@@ -160,7 +160,7 @@ def test_an_interrupted_beginning_takes_nothing_yet(cluster: LocalCluster, old: 
         (in_context(parameters=500), ("loss",), 1 / 3, 0),
         (in_context(processor="another"), ("loss", "seconds"), 0.5, 0),
         (in_context(processor="another"), ("loss",), 1.0, 6),
-        (with_settings(meaning="another program"), ("loss",), 0.5, 0),
+        (with_settings(program_digest="another program"), ("loss",), 0.5, 0),
         (with_settings(epochs=2), ("loss",), 1.0, 0),
         (with_settings(trial_workers=[1, 2]), ("loss", "cost"), 1.0, 0),
         (with_settings(trial_workers=[1, 2]), ("loss",), 1.0, 6),
@@ -178,12 +178,12 @@ def test_results_are_believed_in_the_same_context_only(
     lent = edited(old, tmp_path / "lent", edit)
     (found,) = taken(request(tmp_path / "out", lent, objectives=dict.fromkeys(objectives, "min")), cluster)
     assert found.similarity == pytest.approx(similarity)
-    assert (found.taken, len(found.told), len(found.proposed)) == (6, told, round(5 * similarity + 0.01))
+    assert (found.taken, len(found.results), len(found.proposed)) == (6, told, round(5 * similarity + 0.01))
 
 
 def test_trials_with_other_settings_are_only_proposed(cluster: LocalCluster, old: Path, tmp_path: Path) -> None:
     (found,) = taken(request(tmp_path / "out", old, config={"batch_size": 10}), cluster)
-    assert (found.similarity, found.told, len(found.proposed)) == (1.0, [], 5)
+    assert (found.similarity, found.results, len(found.proposed)) == (1.0, [], 5)
 
 
 def test_only_trials_that_fit_are_taken(cluster: LocalCluster, old: Path, tmp_path: Path) -> None:
@@ -196,10 +196,10 @@ def test_only_trials_that_fit_are_taken(cluster: LocalCluster, old: Path, tmp_pa
     inside = sum(isinstance(r, TrialStarted) and r.params["epochs"] >= 3 for r in records(old))
     assert 0 < inside < 6
     (found,) = taken(request(tmp_path / "out", old), cluster, narrow)
-    assert (found.taken, len(found.told)) == (inside, inside)
+    assert (found.taken, len(found.results)) == (inside, inside)
     assert found.left_out == {"epochs is out of range": 6 - inside}
     (found,) = taken(request(tmp_path / "out", old), cluster, other)
-    assert (found.taken, found.told, found.proposed, found.similarity) == (0, [], [], 0.0)
+    assert (found.taken, found.results, found.proposed, found.similarity) == (0, [], [], 0.0)
     assert sum(found.left_out.values()) == 6
     (found,) = taken(request(tmp_path / "out", old, constraints=("latency <= 3",)), cluster)
     assert (found.taken, found.left_out) == (0, {"latency is missing": 6})
@@ -220,7 +220,7 @@ def test_costs_are_told_in_the_prices_of_today(cluster: LocalCluster, old: Path,
     asked = request(tmp_path / "out", old, objectives={"loss": "min", "cost": "min"}, price_per_worker_hour=3.0)
     (found,) = taken(asked, cluster)
     costs = sorted(r.metrics["cost"] for r in records(old) if isinstance(r, TrialFinished))
-    assert sorted(past.metrics["cost"] for past in found.told) == pytest.approx([3 * cost for cost in costs])
+    assert sorted(past.metrics["cost"] for past in found.results) == pytest.approx([3 * cost for cost in costs])
 
 
 DATA_IN_A_FILE = """
@@ -257,10 +257,10 @@ def test_losses_of_other_data_of_equal_size_are_not_believed(cluster: LocalClust
     tune(asked, cluster=cluster)
     again = replace(asked, out=tmp_path / "new", warm_start=(tmp_path / "old",))
     (found,) = taken(again, cluster)
-    assert (found.similarity, len(found.told), found.differs) == (1.0, 3, []), "the same data"
+    assert (found.similarity, len(found.results), found.differs) == (1.0, 3, []), "the same data"
     (tmp_path / "scale.txt").write_text("1")
     (found,) = taken(again, cluster)
-    assert (found.similarity, found.told, found.differs) == (0.5, [], ["other data"])
+    assert (found.similarity, found.results, found.differs) == (0.5, [], ["other data"])
     assert len(found.proposed) == 3, "its settings are still a good beginning"
     assert "context 0.5 alike (other data): 0 count as results, 3 are tried first" in warm_line(found)
 
@@ -298,7 +298,7 @@ def test_a_frontier_gives_settings_but_no_results(cluster: LocalCluster, old: Pa
         return replace(record, phase="calibrate", params={}, distributions={}) if calibrates else record
 
     (found,) = taken(request(tmp_path / "out", edited(old, tmp_path / "lent", edit)), cluster)
-    assert (found.taken, found.left_out, found.told) == (5, {"lr is missing": 1}, [])
+    assert (found.taken, found.left_out, found.results) == (5, {"lr is missing": 1}, [])
     assert found.similarity == 0.5
     assert len(found.proposed) == 3
 

@@ -1,1 +1,1 @@
-"""What training measures of itself: readings in, signals out, one estimator a file."""
+"""Monitors: readings of steps in, signals out, one estimator a file."""

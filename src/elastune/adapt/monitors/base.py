@@ -23,8 +23,6 @@ from typing import Any, Literal
 
 from elastune.core.decisions import Signal
 
-# The contract of a monitor: readings of single steps go in, signals come out; its state is explicit.
-
 Need = Literal["norms", "preconditioned", "times", "sharpness", "trace"]
 State = dict[str, Any]  # JSON: it travels to joiners and into checkpoints
 
@@ -98,18 +96,30 @@ class Reading:
 
 
 class Monitor(ABC):
-    """One estimator. A monitor is immutable: all that changes is in its state, which is equal on every worker.
+    """One estimator of a training's signals. Inherit from this class to write a monitor.
+
+    A monitor is immutable: everything that changes is in its state, a JSON value that is equal on every worker.
 
     Attributes:
         name: Its name for ``--monitor``.
         needs: What its readings must have.
         gives: The names of all signals that it may give.
         every: Steps from one reading to the next.
+
+    Example:
+        >>> class LargestLoss(Monitor):
+        ...     name, gives = "largest_loss", frozenset({"largest_loss"})
+        ...     def init(self) -> State:
+        ...         return None
+        ...     def update(self, state: State, reading: Reading) -> State:
+        ...         return reading.loss if state is None else max(state, reading.loss)
+        ...     def signals(self, state: State) -> dict[str, Signal]:
+        ...         return {} if state is None else {"largest_loss": Signal(state, None)}
     """
 
     name: str
     needs: frozenset[Need]
-    gives: frozenset[str]  # the names of all signals that it may tell
+    gives: frozenset[str]  # the names of all signals that it may give
     every: int = 1  # steps from one reading to the next
 
     @abstractmethod
@@ -126,16 +136,6 @@ class Monitor(ABC):
 
 
 # Exponentially weighted averages of readings, with the standard error of any quantity computed from them.
-#
-# A reading adds a vector of terms f to sums S, and f f' to a matrix M. Both forget: S <- k S + f and M <- k^2 M + f f'
-# with k = 1 - 1/memory. Sums start at zero, and their ratios need no correction for the start. (Ratios of Adam's
-# moments do, because Adam does not count its weights along.)
-#
-# For a quantity q(S) that does not depend on the unit of the weights, grad q' M grad q estimates its variance. This is
-# the delta method, with each reading's own deviation in place of a modelled one (the "sandwich" of White 1980, "A
-# heteroskedasticity-consistent covariance matrix estimator"). So readings may differ in weight and precision, and
-# correlations between terms are included. Readings count as independent of each other; drift within the memory widens
-# the error, as it should.
 
 
 def empty(size: int) -> State:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from elastune.adapt.monitors import base as averages
+from elastune.adapt.monitors import base
 from elastune.adapt.monitors.base import Monitor, Reading, State
 from elastune.core.decisions import Signal
 from elastune.core.options import Range, check
@@ -40,17 +40,16 @@ class Curvature(Monitor):
         check(self.name, self)
 
     def init(self) -> State:
-        return {name: averages.empty(2) for name in ("sharpness", "hessian_trace", "fisher_trace")}
+        return {name: base.empty(2) for name in ("sharpness", "hessian_trace", "fisher_trace")}
 
     def update(self, state: State, reading: Reading) -> State:
         new = {name: (value, weight) for name, value, weight in _values(reading)}
         return {
-            name: averages.with_value(old, *new[name], self.memory) if name in new else old
-            for name, old in state.items()
+            name: base.with_value(old, *new[name], self.memory) if name in new else old for name, old in state.items()
         }
 
     def signals(self, state: State) -> dict[str, Signal]:
-        return {name: signal for name, old in state.items() if (signal := averages.mean(old)) is not None}
+        return {name: signal for name, old in state.items() if (signal := base.mean(old)) is not None}
 
 
 def _values(reading: Reading) -> Iterator[tuple[str, float, float]]:

@@ -23,10 +23,11 @@ Vector = list[Tensor]
 def top_eigenvalue(
     loss: Tensor, params: Sequence[Tensor], iterations: int = 30, tolerance: float = 0.01, seed: int = 0
 ) -> float:
-    """Return the eigenvalue of largest magnitude, with its sign, of the Hessian of the scalar ``loss`` by ``params``.
+    """Return the eigenvalue of largest magnitude, with its sign, of the Hessian of the scalar ``loss`` by
+    ``params``.
 
     ``loss`` can be backpropagated afterwards. No ``grad`` field, no hook of gradient accumulation and no global random
-    state is touched. What is marked ``once_differentiable`` counts as linear, without a warning: autograd skips its
+    state changes. Functions marked ``once_differentiable`` count as linear, without a warning: autograd skips its
     error.
 
     Args:
@@ -70,7 +71,7 @@ def hessian_trace(loss: Tensor, params: Sequence[Tensor], probes: int = 1, seed:
 
 
 def _hessian(loss: Tensor, params: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[Vector], Vector]]:
-    """Those of ``params`` on which the loss does not depend linearly; the product of its Hessian with a vector."""
+    """The parameters in which the loss is not linear, and the product of its Hessian with a vector."""
     first = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True, materialize_grads=False)
     pairs = [(p, g) for p, g in zip(params, first, strict=True) if g is not None and g.requires_grad]
     used, gradients = [p for p, _ in pairs], [g for _, g in pairs]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from elastune.adapt.monitors import base as averages
+from elastune.adapt.monitors import base
 from elastune.adapt.monitors.base import Monitor, Need, Reading, State
 from elastune.core.decisions import Signal
 from elastune.core.options import Range, check
@@ -36,11 +36,11 @@ class Loss(Monitor):
         check(self.name, self)
 
     def init(self) -> State:
-        return averages.empty(2)
+        return base.empty(2)
 
     def update(self, state: State, reading: Reading) -> State:
-        return averages.with_value(state, reading.loss, reading.batch, self.memory)
+        return base.with_value(state, reading.loss, reading.batch, self.memory)
 
     def signals(self, state: State) -> dict[str, Signal]:
-        loss = averages.mean(state)
+        loss = base.mean(state)
         return {} if loss is None else {"loss": loss}

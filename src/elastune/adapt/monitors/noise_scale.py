@@ -1,4 +1,4 @@
-"""The gradient noise scale: how large a batch may grow before its samples tell the same thing again.
+"""The gradient noise scale: how large a batch may grow before its samples repeat the same information.
 
 Source: McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", section 2.2 (B_simple = tr(Sigma) / |G|^2)
 and appendix A.1 (its estimate from two batch sizes; smooth numerator and denominator apart). Here the small batch is a
@@ -8,18 +8,18 @@ part of the global one (slot, worker, micro-batch), of any size:
     |G|^2^     = square - tr(Sigma) / batch
 
 Bias. Both estimates are unbiased for any sizes of the parts, for samples drawn independently. For samples drawn without
-replacement from N samples, tr(Sigma) is that of this finite set, and |G|^2 is too large by about tr(Sigma) / N. The
+replacement from N samples, tr(Sigma) belongs to this finite set, and |G|^2 is too large by about tr(Sigma) / N. The
 ratio is biased upwards by about its squared relative error (of |G|^2), and lags behind training by ``memory`` readings.
 
 Variance. With normal noise, one reading of tr(Sigma) has variance 2 tr(Sigma^2) / (parts - 1), whatever the batch: its
 weight is parts - 1. ``square`` has variance 4 G'Sigma G / batch + 2 tr(Sigma^2) / batch^2: its weight is the batch.
 That weight is right for large batches; for small ones it keeps more of the past than would be best. |G|^2 is corrected
-by the smoothed tr(Sigma), which is known far better than that of one step. So a change of batch or workers resets
-nothing: new readings count for as much as they know. For large models a reading looks at a quarter of the values, at
-all in four turns (``BucketNorms``): readings swing with the quarters, and the told error with them.
+by the smoothed tr(Sigma), which is far more precise than that of one step. So a change of batch or workers resets
+nothing: new readings count by their own precision. For large models a reading covers a quarter of the values, and four
+readings cover all (``BucketNorms``). Readings then vary with the quarters, and so does the reported error.
 
-Where |G|^2 cannot be told from zero (its estimate is below its own standard error, or negative), that error takes its
-place: the scale is then bounded, with an error as large as itself, and means "about this, or more".
+Where |G|^2 is not distinguishable from zero (its estimate is below its own standard error, or negative), that error
+takes its place. The scale is then bounded, with an error as large as itself: "about this, or more".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from elastune.adapt.monitors import base as averages
+from elastune.adapt.monitors import base
 from elastune.adapt.monitors.base import GradientNorms, Monitor, Reading, State
 from elastune.core.decisions import Signal
 from elastune.core.options import Range, check
@@ -46,7 +46,7 @@ def with_norms(state: State, norms: GradientNorms | None, memory: float) -> Stat
     freedom = norms.parts - 1
     scatter = max(norms.part_square - norms.square, 0.0) * norms.batch  # below zero by rounding only; NaN stays NaN
     terms = (float(freedom), scatter, float(norms.batch), norms.batch * norms.square, 1.0)
-    return averages.updated(state, terms, memory)
+    return base.updated(state, terms, memory)
 
 
 def estimate(state: State) -> Mapping[str, Signal]:
@@ -58,23 +58,23 @@ def estimate(state: State) -> Mapping[str, Signal]:
     weight_t, scatter, weight_g, square, samples = state["sums"]
     if weight_t <= 0:
         return {}
-    count = min(averages.effective_sample_size(state, _TRACE), averages.effective_sample_size(state, _SQUARE))
+    count = min(base.effective_sample_size(state, _TRACE), base.effective_sample_size(state, _SQUARE))
     trace = scatter / weight_t
     per_batch = samples / weight_g  # the mean of 1 / batch, as the squares are weighted
     gradient = square / weight_g - trace * per_batch
     by_trace = (-trace / weight_t, 1 / weight_t, 0.0, 0.0, 0.0)
     by_square = (0.0, 0.0, -gradient / weight_g, 1 / weight_g, -trace / weight_g)
     slope_gradient = [s - per_batch * t for s, t in zip(by_square, by_trace, strict=True)]
-    error = averages.error(state, slope_gradient, count)
-    told = {
-        "gradient_variance": Signal(trace, averages.error(state, by_trace, count)),
+    error = base.error(state, slope_gradient, count)
+    signals = {
+        "gradient_variance": Signal(trace, base.error(state, by_trace, count)),
         "gradient_square": Signal(max(gradient, 0.0), error),
     }
     floor = max(gradient, error) if error is not None else 0.0
     if floor > 0 and math.isfinite(scale := trace / floor):
         slope = [(t - scale * g) / floor for t, g in zip(by_trace, slope_gradient, strict=True)]
-        told["noise_scale"] = Signal(scale, averages.error(state, slope, count))
-    return told
+        signals["noise_scale"] = Signal(scale, base.error(state, slope, count))
+    return signals
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class NoiseScale(Monitor):
         check(self.name, self)
 
     def init(self) -> State:
-        return averages.empty(_TERMS)
+        return base.empty(_TERMS)
 
     def update(self, state: State, reading: Reading) -> State:
         return with_norms(state, reading.norms, self.memory)

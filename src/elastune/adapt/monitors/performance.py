@@ -2,18 +2,17 @@
 
 Each worker times its own step: ``data_s`` for fetching samples, ``compute_s`` for forward and backward pass, ``wait_s``
 for waiting for the reduction. Means are over the workers that know their times; medians are over the last ``memory``
-readings of the same batch and number of workers. A step brings the times of the step before it, and they count as of
-that step's batch and workers. Two steps in a row that are alike replace what was known of others. Where no two are,
-as with rounds of which every other one is cut short by the end of a pass, the largest batch of the last three steps is
-told of: a short last batch leaves the medians alone. Where five steps in a row take half as long again as the median of
-those before, or two thirds of it, the medians are of those five from then on: something has changed. (With ``every``
-above 1 the step before a reading is not seen, and only readings count whose batch and workers are those of the reading
-before.)
+readings of the same batch and number of workers. A step brings the times of the step before it, and they count for
+that step's batch and workers. Two equal steps in a row replace the readings of other settings. Where no two are equal
+(an epoch's end may cut every other round short), the signals are those of the largest batch of the last three steps. So
+a short last batch does not move the medians. Where five steps in a row take 1.5 times the median of those before, or
+two thirds of it, the medians are of those five from then on, because something has changed. (With ``every`` above 1 the
+step before a reading is not seen. Then only readings count whose batch and workers equal those of the reading before.)
 
     throughput = batch / step_s                    samples a second
-    reduce_s: the shortest that any worker is blocked    the reduction itself: the last one waits for nobody else
-    wait_s: what workers are blocked beyond that         waiting for slower workers
-    busy_share = (data_s + compute_s) / step_s           the part of the workers' time that is not spent so
+    reduce_s: the shortest time that a worker is blocked    the reduction itself: the last worker waits for no other
+    wait_s: the time that workers are blocked beyond that   waiting for slower workers
+    busy_share = (data_s + compute_s) / step_s              the part of the workers' time without waiting
     straggler: a rank whose data_s + compute_s exceed ``factor`` times the median of the other workers' in ``patience``
     readings in a row; the slowest, where there are several
 
@@ -38,8 +37,8 @@ from elastune.core.decisions import Signal
 from elastune.core.options import Range, check
 
 _MEDIAN_ERROR = 1.2533 * 1.4826
-REMEMBERED = 3  # steps, by whose batches and workers times are kept apart
-CHANGED_STEPS, CHANGED = 5, 1.5  # so many in a row that differ by this factor are no pause
+REMEMBERED = 3  # steps whose batches and workers separate the times
+CHANGED_STEPS, CHANGED = 5, 1.5  # so many steps in a row that differ by this factor are a change, not a pause
 
 
 @dataclass(frozen=True)
@@ -82,21 +81,21 @@ class Performance(Monitor):
             slow = self._slow(slow, reading.times)
         if now == before or (reading.workers == before[1] and self.every == 1):
             others = [row for row in window if row[:2] != before and row[:2] in steps] if now != before else []
-            own = [*(row for row in window if row[:2] == before), [*before, *_parts(known)]]
-            window = [*others, *_since_change(own)][-self.memory :]
+            same = [*(row for row in window if row[:2] == before), [*before, *_parts(known)]]
+            window = [*others, *_since_change(same)][-self.memory :]
         return {"steps": steps, "window": window, "slow": slow}
 
     def _slow(self, before: Sequence[Sequence[float]], times: Sequence[WorkerTimes]) -> list[list[float]]:
-        """By rank: for how many readings in a row it has been slow, and how slow (over the others) it was last."""
-        busy = [own.data_s + own.compute_s if _known(own) else None for own in times]
+        """By rank: the number of slow readings in a row, and the last ratio to the other workers."""
+        busy = [worker.data_s + worker.compute_s if _known(worker) else None for worker in times]
         ordered = sorted(busy_s for busy_s in busy if busy_s is not None)
-        found: list[list[float]] = []
+        rows: list[list[float]] = []
         for rank, own_s in enumerate(busy):
             typical_s = _median_of_others(ordered, own_s)
             excess = own_s / typical_s if own_s is not None and typical_s > 0 else 0.0
             so_far = before[rank][0] if len(before) == len(times) else 0
-            found.append([so_far + 1 if excess > self.factor else 0, excess])
-        return found
+            rows.append([so_far + 1 if excess > self.factor else 0, excess])
+        return rows
 
     def signals(self, state: State) -> dict[str, Signal]:
         if not state["window"]:
@@ -110,7 +109,7 @@ class Performance(Monitor):
         step = _median(step_s)
         throughput = batch / step.value
         error = None if step.error is None else throughput * (step.error / step.value)
-        told = {
+        signals = {
             "step_s": step,
             "data_s": _median(data_s),
             "compute_s": _median(compute_s),
@@ -121,8 +120,8 @@ class Performance(Monitor):
         }
         stragglers = [(excess, rank) for rank, (times, excess) in enumerate(state["slow"]) if times >= self.patience]
         if stragglers:
-            told["straggler"] = Signal(float(max(stragglers)[1]))
-        return told
+            signals["straggler"] = Signal(float(max(stragglers)[1]))
+        return signals
 
 
 def _parts(known: Sequence[WorkerTimes]) -> list[float]:
@@ -135,7 +134,7 @@ def _parts(known: Sequence[WorkerTimes]) -> list[float]:
 
 
 def _since_change(rows: list[list[float]]) -> list[list[float]]:
-    """The last ``CHANGED_STEPS`` of ``rows``, where all of these took longer than those before, or less long."""
+    """The last ``CHANGED_STEPS`` of ``rows``, where all of them took longer, or shorter, than the rows before."""
     step_s = [sum(row[2:]) for row in rows]
     if len(rows) <= CHANGED_STEPS:
         return rows
@@ -148,11 +147,11 @@ def _known(times: WorkerTimes) -> bool:
     return min(times.data_s, times.compute_s, times.wait_s) >= 0 and 0 < times.step_s < math.inf
 
 
-def _median_of_others(ordered: Sequence[float], own: float | None) -> float:
-    """The median of the ``ordered`` values without ``own``, one of them; 0 where there are no others."""
-    if own is None or len(ordered) < 2:
+def _median_of_others(ordered: Sequence[float], excluded: float | None) -> float:
+    """The median of the ``ordered`` values without ``excluded``, one of them; 0 where it is the only one."""
+    if excluded is None or len(ordered) < 2:
         return 0.0
-    at, count = bisect_left(ordered, own), len(ordered) - 1
+    at, count = bisect_left(ordered, excluded), len(ordered) - 1
 
     def other(index: int) -> float:
         return ordered[index if index < at else index + 1]

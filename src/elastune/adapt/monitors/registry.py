@@ -1,4 +1,4 @@
-"""Monitors by name: the library's own, and those of installed packages (entry points ``elastune.adapt.monitors``)."""
+"""Monitors by name: the library's own, and those of installed packages (entry points ``elastune.monitors``)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _installed(name: str) -> type[Monitor]:
-    """The class of that name which an installed package offers."""
+    """The class of that name that an installed package offers."""
     offered = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
     if name not in offered:
         raise UserError("a monitor must be known", name, f"use one of {', '.join([*MONITORS, *sorted(offered)])}")

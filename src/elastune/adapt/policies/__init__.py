@@ -1,1 +1,1 @@
-"""What may change while training runs, and when. Users write policies, too."""
+"""Policies: what may change while training runs, and when. Users write policies, too."""

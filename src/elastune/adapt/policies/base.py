@@ -17,16 +17,16 @@ HOOKS: tuple[Hook, ...] = get_args(Hook)
 class Policy:
     """Changes batch size, learning rate or workers while a run trains. Inherit from this class to write a policy.
 
-    Every worker runs the same policies. What a policy asks ``run`` for is journaled, and all workers apply it at one
-    step boundary if all of them asked for the same. There are two ways to write a policy:
+    Every worker runs the same policies. The journal records each request to ``run``. All workers apply a request at one
+    step boundary, if all of them made the same request. A policy has one of two forms:
 
     - With methods: override methods that are named like the hooks. The attributes of the instance are its state, and
       must be JSON values (numbers, strings, lists, dicts). Joiners and checkpoints take over the attributes that differ
-      from what the constructor made.
+      from those that the constructor made.
     - Pure: name the ``hooks``, and override ``init`` and ``decide``, with a frozen dataclass (or one plain value) as
       state.
 
-    If a hook raises, or nothing comes of its decision, nothing changes: the policy keeps the state it had.
+    If a hook raises, or its decision has no effect, nothing changes: the policy keeps the state it had.
 
     Attributes:
         monitors: The monitors whose signals the policy reads (docs/policies.md lists them).
@@ -53,7 +53,7 @@ class Policy:
         return {}
 
     def decide(self, hook: Hook, state: Any, run: Run) -> Any:
-        """Ask ``run`` for changes, and return the new state. Change neither ``state`` nor ``self``.
+        """Request changes from ``run``, and return the new state. Change neither ``state`` nor ``self``.
 
         By default, for a policy with methods: call the method named ``hook`` on a copy that has the attributes in
         ``state``.
@@ -61,17 +61,17 @@ class Policy:
         Args:
             hook: The name of the hook.
             state: The policy's state.
-            run: The run; of use inside this call only.
+            run: The run; usable inside this call only.
         """
-        own = vars(self)
+        shared = vars(self)
         copy = object.__new__(type(self))
         attributes = vars(copy)
-        attributes |= self._copied({**own, **state})
+        attributes |= self._copied({**shared, **state})
         for name in state:  # a tuple that has travelled as JSON is a list
-            if isinstance(own.get(name), tuple) and isinstance(attributes[name], list):
+            if isinstance(shared.get(name), tuple) and isinstance(attributes[name], list):
                 attributes[name] = tuple(attributes[name])
         getattr(copy, hook)(run)
-        return {name: x for name, x in self._copied(attributes).items() if name not in own or x != own[name]}
+        return {name: x for name, x in self._copied(attributes).items() if name not in shared or x != shared[name]}
 
     def strategies(self, num_slots: int, most_workers: int) -> Sequence[str]:
         """Return the sync strategies that the policy may ask ``run.set_sync`` for, as far as they are known early.

@@ -25,7 +25,7 @@ from pydantic import Field, TypeAdapter
 
 from elastune.core.errors import UserError
 
-# Values that can travel as JSON.
+# JSON values.
 
 _ATOMS = frozenset((int, float, str, bool, type(None)))
 
@@ -62,13 +62,7 @@ def copied(value: Any, where: str = "") -> Any:
     raise NotJson(where, value)
 
 
-# Collectives of policies by name, in any order: what workers submit travels in rows of JSON, and is resolved alike.
-#
-# Every worker's row holds all that its hooks wait for. What is in all rows is resolved; what is missing somewhere waits
-# for the next exchange. A hook does nothing while it waits, so a hook to which an exchange brought nothing on any
-# worker would get nothing from the next either: its collectives fail there and then, with the ranks that lack them. So
-# whatever workers call, in whatever order, nothing waits for ever. All of it follows from the rows alone: every worker
-# comes to the same result, to the bit.
+# Exchanges: the workers' rows, and the results that all of them derive.
 
 Op = Literal["avg", "sum", "min", "max", "broadcast", "allgather"]
 Value = float | tuple[float, ...]  # one number, or a flat list of them
@@ -78,14 +72,14 @@ Name = tuple[str, str]  # (scope, key)
 
 @dataclass(frozen=True)
 class Submission:
-    """What one worker gives to a collective.
+    """One worker's value for a collective.
 
     Attributes:
-        scope: Stands for one call of a policy's hook, the same on every worker.
+        scope: Names one call of a policy's hook, the same on every worker.
         key: The collective's name in it.
-        op: What becomes of the values.
-        value: This worker's.
-        root: Whose value is broadcast.
+        op: The operation on the values.
+        value: This worker's value.
+        root: The rank whose value is broadcast.
     """
 
     scope: str
@@ -96,7 +90,7 @@ class Submission:
 
     @property
     def name(self) -> Name:
-        """By what submissions of different workers find each other."""
+        """The name by which submissions of different workers match."""
         return self.scope, self.key
 
 
@@ -105,38 +99,40 @@ _SUBMISSIONS = TypeAdapter(list[Submission])
 
 @dataclass(frozen=True)
 class Round:
-    """What an exchange brought: results, and why others failed, by name. What is in neither waits for the next."""
+    """The result of an exchange, by name: results, and the reasons of failures. Other collectives wait for the next
+    one.
+    """
 
     done: dict[Name, Result]
     failed: dict[Name, str]
 
 
 def pack(submissions: Iterable[Submission]) -> bytes:
-    """One worker's row; empty where there are none."""
-    rows = [asdict(given) for given in submissions]
+    """Return one worker's row; empty without submissions."""
+    rows = [asdict(submission) for submission in submissions]
     return json.dumps(rows).encode() if rows else b""
 
 
 def unpack(row: bytes) -> dict[Name, Submission]:
-    """The submissions in another worker's row, by name. Raises ``ValueError`` where it is none that ``pack`` makes."""
-    given = _SUBMISSIONS.validate_python(json.loads(row)) if row else []
-    found = {submission.name: submission for submission in given}
-    if len(found) < len(given):
+    """Return the submissions in a worker's row, by name. Raises ``ValueError`` for a row that ``pack`` never makes."""
+    submissions = _SUBMISSIONS.validate_python(json.loads(row)) if row else []
+    by_name = {submission.name: submission for submission in submissions}
+    if len(by_name) < len(submissions):
         raise ValueError("a row of collectives has a name twice")
-    return found
+    return by_name
 
 
 def resolve(rows: Sequence[bytes]) -> Round:
-    """What the workers' ``rows``, by rank, come to. Raises ``ValueError`` for rubbish."""
-    given = [unpack(row) for row in rows]
-    if far := [submission.root for row in given for submission in row.values() if submission.root >= len(rows)]:
+    """Return the result of the workers' ``rows``, by rank. Raises ``ValueError`` for invalid rows."""
+    unpacked = [unpack(row) for row in rows]
+    if far := [submission.root for row in unpacked for submission in row.values() if submission.root >= len(rows)]:
         raise ValueError(f"a row of collectives has root {far[0]} of {len(rows)} workers")
-    names = sorted(set().union(*given))
+    names = sorted(set().union(*unpacked))
     done: dict[Name, Result] = {}
     failed: dict[Name, str] = {}
     for name in names:
-        if all(name in row for row in given):
-            all_of_it = [row[name] for row in given]
+        if all(name in row for row in unpacked):
+            all_of_it = [row[name] for row in unpacked]
             if why := _differ(all_of_it):
                 failed[name] = why
             else:
@@ -144,15 +140,15 @@ def resolve(rows: Sequence[bytes]) -> Round:
     moved = {scope for scope, _ in (*done, *failed)}
     for name in names:
         if name[0] not in moved:
-            lacking = ", ".join(str(rank) for rank, row in enumerate(given) if name not in row)
+            lacking = ", ".join(str(rank) for rank, row in enumerate(unpacked) if name not in row)
             failed[name] = f"not called on rank {lacking}, or only after another one: begin both, then take results"
     return Round(done, failed)
 
 
-def _differ(given: list[Submission]) -> str:
-    """In what the workers' calls of one collective differ so that it cannot be done; "" where it can."""
-    first = given[0]
-    for rank, other in enumerate(given):
+def _differ(submissions: list[Submission]) -> str:
+    """Why the workers' calls of one collective do not match; "" where they do."""
+    first = submissions[0]
+    for rank, other in enumerate(submissions):
         if other.op != first.op:
             return f"rank 0 called it as {first.op}, rank {rank} as {other.op}"
         if other.root != first.root:
@@ -170,10 +166,10 @@ def _plain(value: Value) -> float | list[float]:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _result(given: list[Submission]) -> Result:
-    op, values = given[0].op, [submission.value for submission in given]
+def _result(submissions: list[Submission]) -> Result:
+    op, values = submissions[0].op, [submission.value for submission in submissions]
     if op == "broadcast":
-        return _plain(values[given[0].root])
+        return _plain(values[submissions[0].root])
     if op == "allgather":
         return [_plain(value) for value in values]
     if isinstance(values[0], tuple):
@@ -182,7 +178,7 @@ def _result(given: list[Submission]) -> Result:
 
 
 def _reduced(op: Op, values: Sequence[float]) -> float:
-    """``values``, by rank, as one number: added in the ranks' order; NaN where one of them is."""
+    """``values``, by rank, as one number, added in the ranks' order; NaN where one of them is NaN."""
     if op in ("min", "max"):
         if any(map(math.isnan, values)):
             return math.nan
@@ -193,51 +189,54 @@ def _reduced(op: Op, values: Sequence[float]) -> float:
     return total / len(values) if op == "avg" else total
 
 
-# The collectives of a policy's hook. The hook runs, stops where a result is missing, and runs again with it.
-#
-# Nothing is suspended. An attempt at a hook asks for collectives by name. What earlier exchanges have brought is
-# answered at once; the rest is collected for the next exchange. ``Future.result`` of a missing value raises
-# ``ResultPending``, which ends the attempt: the policy's state is as it was, and after the exchange another attempt
-# begins at the hook's start.
+# The attempts at one hook, and their collectives.
 
 T = TypeVar("T")
 
 
 class CollectiveFailed(RuntimeError):
-    """A policy's collective cannot be completed: workers called it differently, or some did not call it at all."""
+    """A policy's collective cannot complete: workers called it differently, or some did not call it at all."""
 
 
 class ResultPending(BaseException):
-    """A result is not there yet, so this attempt at the hook ends.
+    """A result is missing, so this attempt at the hook ends.
 
-    It is no ``Exception``, so that a hook lets it pass.
+    It is no ``Exception``, so that a hook does not catch it.
     """
 
 
 class Future(Generic[T]):
-    """A collective that was started."""
+    """A started collective; ``result`` returns its value.
 
-    def __init__(self, found: Result | CollectiveFailed | None) -> None:
-        self._found = found
-        self.asked = False  # for the result
+    Example:
+        >>> def after_step(self, run):  # of a policy
+        ...     losses = run.allgather_async(run.loss())
+        ...     speeds = run.allgather_async(run.throughput())
+        ...     if max(losses.result()) > 1.0 and min(speeds.result()) > 100:
+        ...         run.resize(run.size() + 1)
+    """
+
+    def __init__(self, outcome: Result | CollectiveFailed | None) -> None:
+        self._outcome = outcome
+        self.requested = False  # for the result
 
     @property
     def done(self) -> bool:
-        """Whether the result, or the failure, is there."""
-        return self._found is not None
+        """Whether the result, or the failure, is known."""
+        return self._outcome is not None
 
     def result(self) -> T:
-        """Return the result. Where it is not there yet, training goes on, and the hook runs again once it is.
+        """Return the result. Where it is missing, training goes on, and the hook runs again once it has arrived.
 
         Raises:
             CollectiveFailed: Where workers called it differently, or some did not call it.
         """
-        self.asked = True
-        if self._found is None:
+        self.requested = True
+        if self._outcome is None:
             raise ResultPending
-        if isinstance(self._found, CollectiveFailed):
-            raise CollectiveFailed(*self._found.args)
-        value: T = copied(self._found)  # lest what a hook does to a list be there when it is run again
+        if isinstance(self._outcome, CollectiveFailed):
+            raise CollectiveFailed(*self._outcome.args)
+        value: T = copied(self._outcome)  # so that a hook's changes to a list are gone when it is run again
         return value
 
 
@@ -250,7 +249,7 @@ class Collectives(Protocol):
 
 @dataclass(frozen=True)
 class _Request:
-    given: Submission
+    submission: Submission
     text: str
     future: Future[Any]
 
@@ -260,13 +259,13 @@ class HookCall:
 
     def __init__(self, policy: str, scope: str) -> None:
         self._policy, self._scope = policy, scope
-        self._found: dict[Name, Result | CollectiveFailed] = {}
-        self._asked: dict[Name, _Request] = {}
+        self._outcomes: dict[Name, Result | CollectiveFailed] = {}
+        self._requests: dict[Name, _Request] = {}
         self._counts: Counter[str] = Counter()
 
     def begin(self) -> None:
-        """The hook runs from its start."""
-        self._asked, self._counts = {}, Counter()
+        """Begin an attempt: the hook runs from its start."""
+        self._requests, self._counts = {}, Counter()
 
     def submit(self, op: Op, value: Value, root: int, name: str | None) -> Future[Any]:
         """See ``Collectives``."""
@@ -274,11 +273,11 @@ class HookCall:
         count, self._counts[text] = self._counts[text], self._counts[text] + 1
         if name is None:
             text = f"{text}/{count}"
-        elif count and not self._asked[self._name(text, count - 1)].future.done:
-            raise UserError("a collective of this name is under way", name, "take its result first, or another name")
-        given = Submission(*self._name(text, count), op, value, root)
-        future: Future[Any] = Future(self._found.get(given.name))
-        self._asked[given.name] = _Request(given, text, future)
+        elif count and not self._requests[self._name(text, count - 1)].future.done:
+            raise UserError("a collective needs a name of its own until its result", name, "take the result first")
+        submission = Submission(*self._name(text, count), op, value, root)
+        future: Future[Any] = Future(self._outcomes.get(submission.name))
+        self._requests[submission.name] = _Request(submission, text, future)
         return future
 
     def _name(self, text: str, count: int) -> Name:
@@ -286,35 +285,40 @@ class HookCall:
 
     @property
     def pending(self) -> list[Submission]:
-        """What the next exchange is to bring."""
-        return [asked.given for asked in self._asked.values() if not asked.future.done]
+        """The submissions for the next exchange."""
+        return [request.submission for request in self._requests.values() if not request.future.done]
 
     def check_ended(self) -> None:
-        """A hook ends when all its collectives have: raises ``CollectiveFailed`` for one whose result nobody wanted."""
-        for asked in self._asked.values():
-            if not asked.future.asked:
-                asked.future.result()
+        """Raise ``CollectiveFailed`` for a failed collective whose result the hook did not take.
+
+        A hook ends when all its collectives have ended.
+        """
+        for request in self._requests.values():
+            if not request.future.requested:
+                request.future.result()
 
     @property
     def missed(self) -> bool:
-        """Whether this attempt asked for a missing result, even if the hook caught ``ResultPending``."""
-        return any(asked.future.asked and not asked.future.done for asked in self._asked.values())
+        """Whether this attempt requested a missing result, even if the hook caught ``ResultPending``."""
+        return any(request.future.requested and not request.future.done for request in self._requests.values())
 
     def check_same(self) -> None:
-        """What was answered must be asked for again, or there would be no end: raises ``UserError``."""
-        if self._found.keys() - self._asked.keys():
-            rule = "a hook must ask for the same collectives when it is run again with their results"
-            raise UserError(rule, "other ones", "let nothing but the run decide what it asks for")
+        """Raise ``UserError`` where the hook did not call a collective that has a result: else it might never end."""
+        if self._outcomes.keys() - self._requests.keys():
+            rule = "a hook must call the same collectives when it is run again with their results"
+            raise UserError(rule, "other ones", "let the run alone decide which collectives it calls")
 
-    def hear(self, found: Round) -> bool:
-        """Take in what an exchange has brought; False if there is nothing for this hook."""
+    def observe(self, exchange: Round) -> bool:
+        """Record the result of an exchange. Return False if it has none for this hook."""
         news = False
-        for asked in self._asked.values():
-            name = asked.given.name
-            if name in found.done:
-                self._found[name] = found.done[name]
-            elif name in found.failed:
-                self._found[name] = CollectiveFailed(f"{asked.given.op} {asked.text!r}: {found.failed[name]}")
+        for request in self._requests.values():
+            name = request.submission.name
+            if name in exchange.done:
+                self._outcomes[name] = exchange.done[name]
+            elif name in exchange.failed:
+                self._outcomes[name] = CollectiveFailed(
+                    f"{request.submission.op} {request.text!r}: {exchange.failed[name]}"
+                )
             else:
                 continue
             news = True

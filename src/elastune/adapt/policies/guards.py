@@ -3,7 +3,7 @@
 A guard is a frozen value with a pure ``filter``. Everything that changes is in its state (JSON), which travels with the
 state of the policy. Guards look at changes of workers, batch, micro-batch and learning rate. A decision to stop or to
 go back to a remembered state is an emergency and passes whole. A decision to remember costs nothing and passes, too. If
-nothing of a decision is left, the policy keeps its old state (``host``): a schedule is late rather than lost.
+the guards drop a decision, the policy keeps its old state (``host``): a schedule then acts late, not never.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ GUARD_OPTIONS: Mapping[str, type] = MappingProxyType(
 
 
 class Guard(ABC):
-    """One reason to hold a decision back."""
+    """One reason to hold a decision back.
+
+    Example:
+        >>> guards_for({"cooldown": 100, "max_workers": 8})
+        (Bounds(...), Cooldown(steps=100))
+    """
 
     def init(self) -> State:
         """Return the state before the first decision."""
@@ -48,9 +53,9 @@ class Guard(ABC):
 class Bounds(Guard):
     """Keeps the global batch and the number of workers within bounds; None leaves a side open.
 
-    A wish beyond a bound is cut to the bound. The learning rate's factor is then cut with it, by the same power of the
-    ratio of batches: this is exact for none, linear, sqrt and legw, and near for adascale. Where the present value is
-    beyond the bound already, a wish to grow does not become a cut: nothing changes.
+    A request beyond a bound is cut to the bound. The learning rate's factor is then cut with it, by the same power of
+    the ratio of batches. This is exact for none, linear, sqrt and legw, and near for adascale. Where the present value
+    is already beyond the bound, a request to grow has no effect.
     """
 
     min_batch: int | None = None
@@ -81,7 +86,7 @@ class Bounds(Guard):
 
 @dataclass(frozen=True)
 class Hysteresis(Guard):
-    """Drops a change of batch or workers by less than ``ratio`` (1.5: half as much again, or a third less)."""
+    """Drops a change of batch or workers by a factor below ``ratio`` (1.5: half as much again, or a third less)."""
 
     ratio: float
 
@@ -101,7 +106,7 @@ class Hysteresis(Guard):
 
 @dataclass(frozen=True)
 class Patience(Guard):
-    """Lets a change pass once the same kind of change was asked for at ``looks`` calls of the hook in a row.
+    """Lets a change pass once ``looks`` calls of the hook in a row requested the same kind of change.
 
     The kind is up, down or neither, of workers and of the batch. It helps with noisy signals, and is only for policies
     that look at every call.
@@ -171,9 +176,9 @@ class ChangeBudget(Guard):
 
 
 def guards_for(options: Mapping[str, Any]) -> tuple[Guard, ...]:
-    """Return the guards that ``options`` (of ``GUARD_OPTIONS``) ask for, in the order in which they apply.
+    """Return the guards that ``options`` (of ``GUARD_OPTIONS``) describe, in the order in which they apply.
 
-    The order is: what a change may be, whether it is worth it, whether it is time, and last the count of changes.
+    First come bounds, then whether the change is worth it, then whether it is time, and last the count of changes.
     """
     bounds = {name: value for name, value in options.items() if name.startswith(("min_", "max_"))}
     guards: list[Guard] = [Bounds(**bounds)] if bounds else []
@@ -189,10 +194,10 @@ def guards_for(options: Mapping[str, Any]) -> tuple[Guard, ...]:
 def apply_guards(
     guards: tuple[Guard, ...], hook: str, decision: Decision, snapshot: Snapshot, states: GuardStates
 ) -> tuple[Decision, GuardStates]:
-    """Return what all ``guards`` let through of the decision of ``hook``, and the guards' new states.
+    """Return the part of ``hook``'s decision that all ``guards`` let through, and the guards' new states.
 
-    After a guard that dropped the decision, the next guards see an empty one. Where hooks ask for nothing, guards see
-    only the hook that asked last: when it asks for nothing, patience starts again.
+    After a guard that dropped the decision, the next guards see an empty one. Among hooks without a request, guards see
+    only the hook that made the last request: its silence resets patience.
     """
     if not guards or (decision.empty and hook != states.get(_ASKING, "")):
         return decision, states
@@ -208,24 +213,24 @@ def apply_guards(
 
 
 def _clamped(new: int, old: int, low: int | None, high: int | None) -> int | None:
-    """``new`` within the bounds; None where that would be no step from ``old`` towards ``new``."""
+    """``new`` within the bounds; None where that is no step from ``old`` towards ``new``."""
     inside = max(new, low) if low is not None else new
     inside = min(inside, high) if high is not None else inside
     return inside if _sign(inside, old) == _sign(new, old) != 0 else None
 
 
 def _without_batch(decision: Decision) -> Decision:
-    """``decision`` without its change of the batch and what belongs to it."""
+    """``decision`` without its change of the batch, and without the changes that belong to it."""
     return replace(decision, batch_size=None, lr_factor=None, ramp_steps=0, correct_momentum=False)
 
 
 def _rebatched(decision: Decision, snapshot: Snapshot, batch: int) -> Decision:
     """``decision`` with another batch size, its factor on the learning rate cut accordingly."""
-    asked, factor = decision.batch_size, decision.lr_factor
-    if asked is None or asked == batch:
+    wanted, factor = decision.batch_size, decision.lr_factor
+    if wanted is None or wanted == batch:
         return decision
-    if factor is not None and asked != snapshot.batch_size:
-        factor **= math.log(batch / snapshot.batch_size) / math.log(asked / snapshot.batch_size)
+    if factor is not None and wanted != snapshot.batch_size:
+        factor **= math.log(batch / snapshot.batch_size) / math.log(wanted / snapshot.batch_size)
     return replace(decision, batch_size=batch, lr_factor=factor)
 
 

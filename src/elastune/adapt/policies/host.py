@@ -22,12 +22,12 @@ from elastune.adapt.policies.run import Limits, Run
 from elastune.core.decisions import Decision, Snapshot
 from elastune.core.errors import UserError
 
-# A policy of a run: what it is named and guarded by, what of it changes, and how both go through one hook.
+# A policy of a run: its name and guards, its state, and one call of a hook.
 
 
 @dataclass(frozen=True)
 class PolicyEntry:
-    """A policy of a run: its name in journals, and what holds it back."""
+    """A policy of a run: its name in journals, and its guards."""
 
     name: str
     policy: Policy
@@ -36,9 +36,9 @@ class PolicyEntry:
 
 @dataclass(frozen=True)
 class PolicyState:
-    """What of a policy changes: its own state, its guards', and how often each of its hooks has failed in a row.
+    """What changes of a policy: its own state, its guards' states, and the failures in a row of each hook.
 
-    ``off``: it is not called any more.
+    ``off``: the policy is not called any more.
     """
 
     state: Any
@@ -48,24 +48,26 @@ class PolicyState:
 
 
 def begin(named: PolicyEntry) -> PolicyState:
-    """Before training. Raises ``UserError`` where the policy's attributes cannot be written as JSON."""
+    """Return the state before training. Raises ``UserError`` where the policy's attributes cannot be
+    written as JSON.
+    """
     return PolicyState(named.policy.init())
 
 
-def decide(named: PolicyEntry, policy_state: PolicyState, hook: Hook, run: Run) -> tuple[PolicyState, Decision]:
-    """The standing after ``hook``, and what its guards let through of what it asked ``run`` for.
+def run_hook(named: PolicyEntry, policy_state: PolicyState, hook: Hook, run: Run) -> tuple[PolicyState, Decision]:
+    """Return the policy's state after ``hook``, and the part of its requests to ``run`` that its guards let through.
 
-    Where they let nothing through, the policy never decided, and keeps its state: a schedule is late rather than lost.
+    If they drop the whole decision, the policy keeps its old state: a schedule then acts late, not never.
     """
     after = named.policy.decide(hook, policy_state.state, run)
-    asked = run.decision
-    decision, guards = apply_guards(named.guards, hook, asked, run.snapshot, policy_state.guards)
-    state = policy_state.state if decision.empty and not asked.empty else after
+    requested = run.decision
+    decision, guards = apply_guards(named.guards, hook, requested, run.snapshot, policy_state.guards)
+    state = policy_state.state if decision.empty and not requested.empty else after
     return replace(policy_state, state=state, guards=guards), decision
 
 
 def to_json(policy_state: PolicyState) -> dict[str, Any]:
-    """For a checkpoint, or another worker."""
+    """Return plain values for a checkpoint or another worker."""
     state = policy_state.state
     return {
         "state": asdict(state) if is_dataclass(state) and not isinstance(state, type) else copied(state),
@@ -75,17 +77,13 @@ def to_json(policy_state: PolicyState) -> dict[str, Any]:
     }
 
 
-def from_json(named: PolicyEntry, told: Mapping[str, Any]) -> PolicyState:
-    """What ``to_json`` told. Raises ``ValueError`` where the policy has no such state."""
-    state = TypeAdapter(type(named.policy.init())).validate_python(told["state"])
-    return PolicyState(state, dict(told["guards"]), dict(told["failures"]), told["off"])
+def from_json(named: PolicyEntry, saved: Mapping[str, Any]) -> PolicyState:
+    """Return the state that ``to_json`` described. Raises ``ValueError`` where the policy cannot have it."""
+    state = TypeAdapter(type(named.policy.init())).validate_python(saved["state"])
+    return PolicyState(state, dict(saved["guards"]), dict(saved["failures"]), saved["off"])
 
 
-# Runs the hooks of one worker's policies.
-#
-# Policies are pure (``base.Policy.decide``): the host keeps each one's state, and takes the state that a hook returns
-# when the hook has ended well. A hook that wants what other workers give is run again after the next exchange
-# (``collectives``); until it ends, further hooks of its policy are skipped.
+# All policies of one worker.
 
 MOST_FAILURES = 3  # of one hook, in a row
 _PACKAGE = str(Path(__file__).parents[1])
@@ -93,11 +91,11 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 @dataclass(frozen=True)
 class Proposal:
-    """``policy`` asks for ``decision``, having seen ``cause`` after ``step`` steps.
+    """``policy`` requests ``decision`` after ``step`` steps, because of the values in ``cause``.
 
     Attributes:
-        before: The policy's standing before, as JSON: what it goes back to if nothing comes of it.
-        note: What was cut from what it asked for, and why.
+        before: The policy's state before, as JSON; it returns to it if the request has no effect.
+        note: The parts of the request that were cut, and why.
     """
 
     policy: str
@@ -110,7 +108,9 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Failure:
-    """``hook`` of ``policy`` raised: ``detail`` says what and where. ``off``: the policy is not called any more."""
+    """``hook`` of ``policy`` raised: ``detail`` has the error and its place. ``off``: the policy is not called any
+    more.
+    """
 
     policy: str
     hook: str
@@ -121,7 +121,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class _Call:
-    """A hook that waits for an exchange, and what it is run again with."""
+    """A hook that waits for an exchange, with the values for its next attempt."""
 
     hook: Hook
     snapshot: Snapshot
@@ -132,8 +132,10 @@ class _Call:
 
 @dataclass
 class _PolicySlot:
-    """A policy of this worker; ``place``: among the run's, the same on every worker; ``refused``: the rules that it
-    was told of.
+    """A policy of this worker.
+
+    ``place``: its place among the run's policies, the same on every worker. ``refused``: the rules whose errors were
+    reported already.
     """
 
     place: int
@@ -147,15 +149,16 @@ class _PolicySlot:
         return self.named.name
 
     def begin(self, hook: Hook, snapshot: Snapshot, limits: Limits, rank: int) -> _Call:
-        """A call that has heard nothing yet."""
+        """Return a call before its first exchange."""
         attempts = HookCall(self.name, f"{self.place} {self.name} {hook} {snapshot.step}")
         return _Call(hook, snapshot, limits, rank, attempts)
 
 
 class PolicyHost:
-    """The policies of one worker, in order. ``known``: the signals of the run's monitors; None: any name may come.
+    """The policies of one worker, in order.
 
-    Raises ``UserError`` where a policy's attributes cannot be written as JSON.
+    ``known``: the signals of the run's monitors; None: any name is possible. Raises ``UserError`` where a policy's
+    attributes cannot be written as JSON.
     """
 
     def __init__(self, policies: Sequence[PolicyEntry], known: Collection[str] | None = None) -> None:
@@ -169,7 +172,9 @@ class PolicyHost:
     # -- hooks --------------------------------------------------------------------------------------------------------
 
     def call(self, hook: Hook, snapshot: Snapshot, limits: Limits, rank: int) -> None:
-        """Run ``hook`` of every policy until it ends or waits. What is no ``Exception`` passes through."""
+        """Run ``hook`` of every policy until it ends or waits. A ``BaseException`` that is no ``Exception`` passes
+        through.
+        """
         if hook == "after_train":
             limits = replace(limits, ended=True)
         for slot in self._by_hook[hook]:
@@ -177,7 +182,7 @@ class PolicyHost:
                 self._attempt(slot, slot.begin(hook, snapshot, limits, rank))
 
     def restart_waiting_hooks(self, workers: int, limits: Limits, rank: int) -> None:
-        """The workers have changed: hooks that wait begin again, among ``workers``, since others were heard before."""
+        """Restart hooks that wait, among the changed number of ``workers``: earlier exchanges had other workers."""
         for slot in self._slots:
             if (call := slot.call) is not None:
                 snapshot = replace(call.snapshot, workers=workers)
@@ -185,7 +190,7 @@ class PolicyHost:
                 self._attempt(slot, slot.begin(call.hook, snapshot, bounds, rank))
 
     def _attempt(self, slot: _PolicySlot, call: _Call) -> None:
-        """Run a hook from its start, with all that exchanges have brought for it so far."""
+        """Run a hook from its start, with the results of all exchanges so far."""
         slot.call = None
         call.attempts.begin()
         run = Run(call.snapshot, call.limits, call.rank, call.attempts, self._known)
@@ -201,9 +206,9 @@ class PolicyHost:
             run.close()
 
     def _decided(self, slot: _PolicySlot, call: _Call, run: Run) -> tuple[PolicyState, Decision]:
-        """What the hook comes to. Raises ``ResultPending`` where it waits, whatever it has made of that."""
+        """The result of the hook. Raises ``ResultPending`` where it waits, even if the hook caught that."""
         try:
-            found = decide(slot.named, slot.policy_state, call.hook, run)
+            outcome = run_hook(slot.named, slot.policy_state, call.hook, run)
             call.attempts.check_ended()
         except Exception:
             if not call.attempts.missed:
@@ -211,7 +216,7 @@ class PolicyHost:
         except ResultPending:
             pass
         if not call.attempts.missed:
-            return found
+            return outcome
         call.attempts.check_same()
         raise ResultPending
 
@@ -227,7 +232,7 @@ class PolicyHost:
             self._refusals.append(Proposal(slot.name, at.step, run.refused, at, note=run.note))
 
     def _fail(self, slot: _PolicySlot, call: _Call, error: Exception) -> None:
-        if isinstance(error, UserError):  # what it asks for cannot be: no reason to switch it off, nor to say it twice
+        if isinstance(error, UserError):  # an impossible request does not switch the policy off, and is reported once
             if error.rule not in slot.refused:
                 slot.refused.add(error.rule)
                 self._failures.append(Failure(slot.name, call.hook, call.snapshot.step, _described(error)))
@@ -239,14 +244,14 @@ class PolicyHost:
         self._failures.append(Failure(slot.name, call.hook, call.snapshot.step, _described(error), off))
 
     def revert_proposal(self, name: str, before: Mapping[str, Any]) -> None:
-        """Nothing came of what policy ``name`` proposed last: it is as before, and may ask again."""
+        """Return policy ``name`` to the state before its last proposal, which had no effect."""
         slot = self._slot_of(name)
         slot.call = None
         then = from_json(slot.named, before)
         slot.policy_state = replace(slot.policy_state, state=then.state, guards=then.guards)
 
     def switch_off(self, name: str) -> None:
-        """Policy ``name`` is not called any more."""
+        """Stop calling policy ``name``."""
         slot = self._slot_of(name)
         slot.policy_state = replace(slot.policy_state, off=True)
 
@@ -257,64 +262,68 @@ class PolicyHost:
 
     @property
     def waiting(self) -> bool:
-        """Whether a hook waits for an exchange, which all workers must then make, at the next boundary."""
+        """Whether a hook waits for an exchange, which all workers must then make at the next boundary."""
         return any(slot.call is not None for slot in self._slots)
 
     def waits_among(self, workers: int) -> bool:
-        """Whether hooks wait, and all have begun among so many ``workers``."""
+        """Return whether hooks wait, and all of them began among so many ``workers``."""
         return {slot.call.snapshot.workers for slot in self._slots if slot.call is not None} == {workers}
 
     def offer(self) -> bytes:
-        """This worker's row of the exchange; empty where no hook waits."""
-        return pack(given for slot in self._slots if slot.call for given in slot.call.attempts.pending)
+        """Return this worker's row of the exchange; empty where no hook waits."""
+        return pack(submission for slot in self._slots if slot.call for submission in slot.call.attempts.pending)
 
     def deliver(self, rows: Sequence[bytes], rank: int) -> None:
-        """All workers' rows, by rank: hooks that got something run again. Raises ``ValueError`` for rubbish."""
+        """Take all workers' rows, by rank, and rerun the hooks that got a result. Raises ``ValueError`` for invalid
+        rows.
+        """
         if not 0 <= rank < len(rows):
             raise ValueError(f"there is no row of rank {rank} among {len(rows)}")
         calls = [(slot, slot.call) for slot in self._slots if slot.call is not None]
         if sizes := {call.snapshot.workers for _, call in calls} - {len(rows)}:
             raise ValueError(f"{len(rows)} rows for hooks among {sizes.pop()} workers: let them begin again")
-        found = resolve(rows)
+        exchange = resolve(rows)
         for slot, call in calls:
-            if call.attempts.hear(found):
+            if call.attempts.observe(exchange):
                 self._attempt(slot, call)
 
-    # -- what came of it ----------------------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------------------------
 
     def drain_proposals(self) -> list[Proposal]:
-        """What the hooks that ended since the last call ask for, in order."""
+        """Return the requests of hooks that ended since the last call, in order."""
         drained, self._proposals = self._proposals, []
         return drained
 
     def drain_refusals(self) -> list[Proposal]:
-        """What hooks that ended since the last call asked for, and the run's bounds leave nothing of."""
+        """Return requests since the last call that the run's bounds cut to nothing."""
         drained, self._refusals = self._refusals, []
         return drained
 
     def drain_failures(self) -> list[Failure]:
-        """The hooks that raised since the last call."""
+        """Return the hooks that raised since the last call."""
         drained, self._failures = self._failures, []
         return drained
 
     def to_json(self) -> list[dict[str, Any]]:
-        """What changes of all policies; of one whose hook waits, that from before the hook, and how to begin it."""
-        return [{"name": slot.name, **to_json(slot.policy_state), "waits": _told(slot.call)} for slot in self._slots]
+        """Return the states of all policies. For a waiting hook: the state before it, and how to begin it again."""
+        return [
+            {"name": slot.name, **to_json(slot.policy_state), "waits": _waiting_json(slot.call)} for slot in self._slots
+        ]
 
-    def load(self, told: Any, pardon: bool = False) -> None:
-        """Go on from ``to_json``: policies take over what stands under their name, in order; others stay as they are.
+    def load(self, saved: Any, pardon: bool = False) -> None:
+        """Go on from the ``saved`` result of ``to_json``. Policies take over the states of their names, in order.
 
-        Hooks that waited there are to ``restart_waiting_hooks`` here, and none else. ``pardon``: policies that were off
-        get another chance (a resumed run may have fixed them). Raises ``UserError`` where a policy cannot go on from
-        it.
+        Policies without a saved state stay as they are. Only hooks that waited there may ``restart_waiting_hooks``
+        here. ``pardon``: policies that were off get another chance, because a resumed run may have fixed them. Raises
+        ``UserError`` where a policy cannot go on from its state.
         """
-        found = _checked(told)
+        entries = _checked(saved)
         for slot in self._slots:
             slot.call = None
-            at = next((i for i, entry in enumerate(found) if entry["name"] == slot.name), None)
+            at = next((i for i, entry in enumerate(entries) if entry["name"] == slot.name), None)
             if at is None:
                 continue
-            entry = found.pop(at)
+            entry = entries.pop(at)
             try:
                 policy_state = from_json(slot.named, entry)
                 waits = entry["waits"] and Snapshot.from_json(entry["waits"]["snapshot"])
@@ -326,28 +335,29 @@ class PolicyHost:
                 slot.call = slot.begin(entry["waits"]["hook"], waits, Limits(), 0)
 
 
-def _told(call: _Call | None) -> dict[str, Any] | None:
-    """What of a hook that waits is equal on all workers."""
+def _waiting_json(call: _Call | None) -> dict[str, Any] | None:
+    """The part of a waiting hook that is equal on all workers."""
     return None if call is None else {"hook": call.hook, "snapshot": asdict(call.snapshot)}
 
 
-def _checked(told: Any) -> list[dict[str, Any]]:
-    """The entries of what ``PolicyHost.to_json`` gave, which came from a checkpoint or another worker."""
+def _checked(saved: Any) -> list[dict[str, Any]]:
+    """The entries of a result of ``PolicyHost.to_json``, which came from a checkpoint or another worker."""
     kinds = {"name": str, "state": object, "guards": dict, "failures": dict, "off": bool, "waits": dict | None}
-    if not isinstance(told, list) or not all(
+    if not isinstance(saved, list) or not all(
         isinstance(entry, dict)
         and entry.keys() == kinds.keys()
         and all(isinstance(entry[key], kind) for key, kind in kinds.items())
         and all(hook in HOOKS and isinstance(count, int) for hook, count in entry["failures"].items())
         and (entry["waits"] is None or entry["waits"].get("hook") in HOOKS)
-        for entry in told
+        for entry in saved
     ):
-        raise UserError("this is no state of policies", str(told)[:80], "use what a checkpoint of this version holds")
-    return list(told)
+        rule = "the state of policies must be one that this version saved"
+        raise UserError(rule, str(saved)[:80], "use a checkpoint of this version")
+    return list(saved)
 
 
 def _described(error: BaseException) -> str:
-    """The error's own line, and the place in the user's code (a library policy's, where there is none) it came from."""
+    """The error's own line, and its place in the user's code, or in a library policy's."""
     line = " ".join(f"{type(error).__name__}: {error}".split())
     frames: list[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]

@@ -1,6 +1,6 @@
-"""``Run``: what a policy's hook can read of its run, and what it can ask for.
+"""``Run``: what a policy's hook can read of its run, and the changes that it can request.
 
-Almost everything here is equal on every worker, so that all workers come to the same decision. ``rank()`` is not.
+Almost everything here is equal on every worker, so that all workers make the same decision. ``rank()`` is not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.plan.batch_size import LrChange, lr_change
 from elastune.core.sync_plan import SyncPlan
 
-# Checks of what a policy passes to its run.
+# Checks of a policy's arguments.
 
 MOST = 2**31  # of anything that is counted: votes carry two digits of 16 bits
 
@@ -63,11 +63,11 @@ def _float(x: Any) -> float:
     return float(x)
 
 
-# What a policy can read of a run.
+# The readable part of a run.
 
 
 class RunView:
-    """Where a run stands and what its monitors measured. All but ``rank()`` is equal on every worker.
+    """The state of a run and the signals of its monitors. Everything but ``rank()`` is equal on every worker.
 
     Attributes:
         snapshot: All of it as one value.
@@ -80,7 +80,7 @@ class RunView:
         self._rank = rank
         self._known = known
 
-    # -- where training stands ----------------------------------------------------------------------------------------
+    # -- the state of training ----------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
@@ -105,7 +105,7 @@ class RunView:
     def rank(self) -> int:
         """Return this worker's rank, from 0.
 
-        What depends on the rank must go through a collective before it decides anything.
+        A value that depends on the rank must go through a collective before it decides anything.
         """
         return self._rank
 
@@ -126,29 +126,31 @@ class RunView:
         return self.snapshot.sync
 
     def left_out(self) -> int:
-        """Return how many learners the newest round ended without: a quorum does not wait for more than it needs."""
+        """Return the number of learners without which the newest round ended: a quorum waits for no more
+        than it needs.
+        """
         return self.snapshot.left_out
 
     def lr(self) -> float:
         """Return the learning rate of the first parameter group."""
         return self.snapshot.lr
 
-    # -- what was measured --------------------------------------------------------------------------------------------
+    # -- signals ------------------------------------------------------------------------------------------------------
 
     def signal(self, name: str) -> float:
         """Return the newest value of a monitor's signal; NaN until it is measured."""
-        found = self.snapshot.signals.get(name)
-        if found is not None:
-            return found.value
+        signal = self.snapshot.signals.get(name)
+        if signal is not None:
+            return signal.value
         self._check_known(name)
         return math.nan
 
     def error(self, name: str) -> float:
         """Return the standard error of a signal; NaN where none is known."""
-        found = self.snapshot.signals.get(name)
-        if found is None:
+        signal = self.snapshot.signals.get(name)
+        if signal is None:
             self._check_known(name)
-        return math.nan if found is None or found.error is None else found.error
+        return math.nan if signal is None or signal.error is None else signal.error
 
     def grad_noise_scale(self) -> float:
         """Return the simple noise scale tr(Sigma) / |G|^2, in samples (McCandlish et al. 2018, section 2.2)."""
@@ -181,7 +183,7 @@ class RunView:
             raise UserError("no monitor of this run gives this signal", name, fix)
 
 
-# What a policy's hook can ask of its run, and for its run.
+# The requests of a policy's hook.
 
 REDUCTIONS: tuple[Op, ...] = ("avg", "sum", "min", "max")
 NOTHING = Decision()
@@ -208,21 +210,21 @@ class Limits:
 
 
 class Run(RunView):
-    """A run, as a policy's hook sees it. It is of use inside its hook only.
+    """A run, as a policy's hook sees it. It is usable inside its hook only.
 
-    All workers apply what a hook asks for at one step boundary, if all of them asked for the same. A request for
-    something impossible raises ``UserError``: the hook is reported, and nothing changes.
+    All workers apply a hook's requests at one step boundary, if all of them made the same ones. An impossible request
+    raises ``UserError``: the hook is reported, and nothing changes.
 
     Args:
-        snapshot: Where the run stands.
+        snapshot: The state of the run.
         limits: The bounds within which it can change.
         rank: This worker's rank.
         collectives: Carries values to the other workers.
-        known: The signals that the run's monitors give; None: any name may come.
+        known: The signals of the run's monitors; None: any name is possible.
 
     Attributes:
-        note: What was cut from the hook's requests, and why.
-        refused: The request for other workers that the run cannot have, where nothing is left of it to be done.
+        note: The parts of the hook's requests that were cut, and why.
+        refused: The request for other workers, where the bounds of the run leave none of it.
 
     Example:
         >>> def after_step(self, run):  # of a policy
@@ -231,7 +233,7 @@ class Run(RunView):
         ...         run.resize(run.size() + 1)
     """
 
-    __slots__ = ("_asked", "_collectives", "_followed", "_scaled", "limits", "note", "refused")
+    __slots__ = ("_collectives", "_decision", "_followed", "_scaled", "limits", "note", "refused")
 
     def __init__(
         self,
@@ -246,10 +248,10 @@ class Run(RunView):
         self.note = ""
         self.refused = NOTHING
         self._collectives: Collectives | None = collectives
-        self._asked = NOTHING
+        self._decision = NOTHING
         self._scaled = self._followed = _NO_CHANGE  # by scale_lr, and by what follows from a batch
 
-    # -- talking to the same hook on the other workers ----------------------------------------------------------------
+    # -- collectives --------------------------------------------------------------------------------------------------
 
     @overload
     def allreduce(self, x: float, op: str = "avg", name: str | None = None) -> float: ...
@@ -297,7 +299,7 @@ class Run(RunView):
     def allreduce_async(self, x: float | Sequence[float], op: str = "avg", name: str | None = None) -> Future[Any]:
         """Start an ``allreduce`` and return its future.
 
-        Any number of them may be under way; the hook ends when all have ended.
+        Any number of them may run at once; the hook ends when all have ended.
         """
         if op not in REDUCTIONS:
             raise UserError("unknown reduction", op, f"use one of {', '.join(REDUCTIONS)}")
@@ -317,18 +319,18 @@ class Run(RunView):
             raise UserError("a collective's name must be a text", repr(name), "name it, or leave the name out")
         return collectives.submit(op, numbers_of(x), root, name)
 
-    # -- what may be asked for ----------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------------------
 
     @property
     def decision(self) -> Decision:
-        """What was asked for so far in this hook."""
+        """The requests of this hook so far."""
         factor = self._scaled.factor * self._followed.factor
-        if factor == 1.0 and not self._asked.correct_momentum:
-            return self._asked
+        if factor == 1.0 and not self._decision.correct_momentum:
+            return self._decision
         if factor == 1.0:
-            return replace(self._asked, correct_momentum=False)
+            return replace(self._decision, correct_momentum=False)
         steps = max(self._scaled.ramp_steps, self._followed.ramp_steps)
-        return replace(self._asked, lr_factor=factor, ramp_steps=steps)
+        return replace(self._decision, lr_factor=factor, ramp_steps=steps)
 
     def resize(self, n: int) -> None:
         """Ask for ``n`` workers. New workers join when they are warm; training goes on meanwhile.
@@ -352,12 +354,12 @@ class Run(RunView):
                 along is refused, which the journal says. A mesh of more or fewer workers than the run may have
                 (``limits``) is refused here.
         """
-        asked = Mesh.parse(mesh)
-        if not self.limits.low <= asked.workers <= self.limits.high:
-            self.note = f"asked for {asked}: {asked.workers} workers; {bounds_text(self.limits)}"
-            self.refused = Decision(mesh=str(asked))
+        wanted = Mesh.parse(mesh)
+        if not self.limits.low <= wanted.workers <= self.limits.high:
+            self.note = f"asked for {wanted}: {wanted.workers} workers; {bounds_text(self.limits)}"
+            self.refused = Decision(mesh=str(wanted))
             return
-        self._ask(mesh=str(asked))
+        self._ask(mesh=str(wanted))
 
     def replace(self, rank: int) -> None:
         """Ask for another worker in place of the worker of ``rank``, which leaves when the new one has joined.
@@ -388,7 +390,7 @@ class Run(RunView):
         change = lr_change(lr, self.batch_size(), b, self.snapshot, epoch_samples=longest)
         steps = max(whole("ramp_steps", ramp_steps, 0), change.ramp_steps)
         same = b == self.batch_size()
-        self._ask(batch_size=None if same else b, correct_momentum=self._asked.correct_momentum or correct_momentum)
+        self._ask(batch_size=None if same else b, correct_momentum=self._decision.correct_momentum or correct_momentum)
         self._followed = _NO_CHANGE if same else LrChange(change.factor, steps)
 
     def set_micro_batch(self, m: int) -> None:
@@ -435,7 +437,7 @@ class Run(RunView):
         if (f := number_of(rule, f, 0.0)) == 0.0:
             raise UserError(f"{rule} must be positive", f, "use run.set_lr(0.0) to stand still")
         steps = max(whole("ramp_steps", ramp_steps, 0), self._scaled.ramp_steps)
-        self._ask(correct_momentum=self._asked.correct_momentum or correct_momentum)
+        self._ask(correct_momentum=self._decision.correct_momentum or correct_momentum)
         self._scaled = LrChange(number_of(rule, self._scaled.factor * f, 0.0), steps)
 
     def set_sync(self, strategy: str) -> None:
@@ -467,10 +469,10 @@ class Run(RunView):
         self._check_open()
         if self.limits.ended:
             raise UserError("after training nothing can be changed", ", ".join(changes), "ask in an earlier hook")
-        self._asked = replace(self._asked, **changes)
+        self._decision = replace(self._decision, **changes)
 
     def close(self) -> None:
-        """End the hook: from here on the run is of no use to it."""
+        """End the hook: from here on the run refuses requests."""
         self._collectives = None
 
     def _check_open(self) -> Collectives:

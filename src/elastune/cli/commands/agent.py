@@ -142,7 +142,7 @@ def agent(
             leaving=lambda: min(leave_within_s, default=None),
             again=lambda kept: agents.join(where.now, token, dataclasses.replace(hello, kept=kept), REJOIN_LIMIT_S),
             moves=started.moves,
-            tell=print_error,
+            notify=print_error,
         )
         why = served.serve()
     finally:

@@ -22,7 +22,7 @@ import typer
 from elastune.cli import options, parse
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import ClusterOptions
-from elastune.cli.output import FAILED, FILE_WIDTH, OK, WRONG, print_error, print_json, say
+from elastune.cli.output import FAILED, FILE_WIDTH, OK, WRONG, print_error, print_json, print_lines
 from elastune.cli.parse import use_data
 from elastune.core.errors import UserError
 
@@ -42,10 +42,10 @@ PACKAGES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether ``what`` is on this machine: ``found`` describes it, or is None and ``install`` is the command for it."""
+    """Whether ``what`` is on this machine: ``value`` describes it, or is None and ``install`` is the command for it."""
 
     what: str
-    found: str | None
+    value: str | None
     install: str = ""
 
 
@@ -69,7 +69,7 @@ def doctor(
     what Slurm tells, and what one node tells. With --cluster ray: show what Ray tells. With both of them the exit
     code is 2 if something is missing.
 
-    --json: {kind: "doctor", cores, memory_gib, devices, findings: [{what, found or null, install}]}.
+    --json: {kind: "doctor", cores, memory_gib, devices, findings: [{what, value or null, install}]}.
 
     --json of a cluster: {kind: "doctor", cluster, hosts: [{host, workers, versions, devices, interface, clock_skew_s,
     clock_error_s, shared (null: not asked about), unfit (null: it is fit)}]}; of slurm or ray {kind: "doctor", cluster,
@@ -83,10 +83,10 @@ def doctor(
     from elastune.train.machine import cores
 
     memory = memory_gib()
-    found_devices = devices()
-    findings = [*_machine(found_devices), *_launchers(), *_mechanisms(), *_packages(), *_data_sets()]
+    device_names = devices()
+    findings = [*_machine(device_names), *_launchers(), *_mechanisms(), *_packages(), *_data_sets()]
     if json:
-        machine = {"cores": cores(), "memory_gib": memory, "devices": found_devices}
+        machine = {"cores": cores(), "memory_gib": memory, "devices": device_names}
         print_json({"kind": "doctor", **machine, "findings": [asdict(finding) for finding in findings]})
         return OK
     _print([Finding("cores", str(cores())), Finding("memory", f"{memory:.1f} GiB"), *findings])
@@ -105,21 +105,21 @@ def check_place(out: Path, *, local: bool) -> None:
 
 def _show_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
     request = where.request()
-    findings = [Finding(finding.what, finding.found, finding.fix) for finding in request.kind.examine()]
+    findings = [Finding(finding.what, finding.value, finding.fix) for finding in request.kind.examine()]
     if not findings:
         return _show_hosts(where, out, json=json)
     if json:
         print_json({"kind": "doctor", "cluster": where.cluster, "findings": [asdict(finding) for finding in findings]})
     else:
         _print(findings)
-    return OK if all(finding.found is not None for finding in findings) else WRONG
+    return OK if all(finding.value is not None for finding in findings) else WRONG
 
 
 def _show_hosts(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
     request = where.request()
     reports = request.kind.inspect(request.access, out)
     if not reports:
-        rule = "a host must come to be told of"
+        rule = "a host must join before doctor can describe it"
         raise UserError(rule, f"none within {where.gather}", "start elastune agent there, or raise --gather")
     if json:
         print_json({"kind": "doctor", "cluster": where.cluster, "hosts": [_host_json(report) for report in reports]})
@@ -259,10 +259,10 @@ def _print(findings: list[Finding]) -> None:
 
     table = Table.grid(padding=(0, 2))
     for finding in findings:
-        if finding.found is None:
+        if finding.value is None:
             table.add_row(Text(finding.what), Text("missing", style="yellow"), Text(finding.install))
         else:
-            table.add_row(Text(finding.what), Text(finding.found, style="green"), Text(""))
+            table.add_row(Text(finding.what), Text(finding.value, style="green"), Text(""))
     console = Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
     console.print(table)
 
@@ -311,9 +311,9 @@ def check(
     With --time, exact mode is also measured beside one pass a batch, as a plain training loop has it: how long a step
     takes, and which metrics differ by more than rounding.
 
-    --json: {kind: "check", steps, sha256, found: [{kind, lines, said, fix, note}], noted: [...]}, with --time also
-    exact: {steps, exact_s, plain_s (seconds a step), apart: {metric: [exact, plain]}}. With --against: {kind:
-    "against", script, steps, apart, problem ("": the same)}.
+    --json: {kind: "check", steps, sha256, problems: [{kind, lines, finding, fix, note}], notes: [{kind, lines,
+    finding, fix, note}]}, with --time also exact: {steps, exact_s, plain_s (seconds a step), apart: {metric: [exact,
+    plain]}}. With --against: {kind: "against", script, steps, apart, problem ("": the same)}.
 
     A program in which nothing is found is remembered by its digest, in XDG_CACHE_HOME/elastune/checked: elastune run
     then does not advise to check it.
@@ -335,22 +335,23 @@ def check(
         raise UserError(f"--slots must be from 1 to {MOST_SLOTS}", slots, "such as --slots 4")
     checked = check_program(program, settings, steps=steps or STEPS, seed=seed, slots=slots)
     try:
-        note_check(program, passed=not checked.found)
+        note_check(program, passed=not checked.problems)
     except OSError as error:
         print_error(f"this check cannot be remembered: {error}")
-    trains = all(difference.kind != "fails" for difference in checked.found)
+    trains = all(difference.kind != "fails" for difference in checked.problems)
     cost = exact_cost(program, settings, steps=time, seed=seed) if time and trains else None
     if json:
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})
-    for difference in () if json else (*checked.found, *checked.noted):
-        say(difference.line(file.name))
-    if not checked.found and not json:
+    for problem in () if json else (*checked.problems, *checked.notes):
+        print_lines(problem.as_line(file.name))
+    if not checked.problems and not json:
         cut = "in one pass a batch" if slots == 1 else f"in {slots} slots as in one pass a batch"
-        say(f"{file.name}: {checked.steps} steps, the same {cut}, again, on {WORKERS} workers, and cut and resumed")
-    for line in cost.told() if cost is not None and not json else ():
-        say(f"{file.name}: {line}")
-    return FAILED if checked.found else OK
+        ways = f"the same {cut}, again, on {WORKERS} workers, and cut and resumed"
+        print_lines(f"{file.name}: {checked.steps} steps, {ways}")
+    for line in cost.as_lines() if cost is not None and not json else ():
+        print_lines(f"{file.name}: {line}")
+    return FAILED if checked.problems else OK
 
 
 def _check_against(
@@ -360,11 +361,11 @@ def _check_against(
     from elastune.runtime.job.run import JobFailed
 
     try:
-        found = check_against(program, script, settings, steps=steps or STEPS, seed=seed)
+        compared = check_against(program, script, settings, steps=steps or STEPS, seed=seed)
     except JobFailed as error:
         raise UserError("a program must train before it can be compared", error.failure.detail, "mend that") from None
     if json:
-        print_json({"kind": "against", **asdict(found)})
+        print_json({"kind": "against", **asdict(compared)})
     else:
-        say(found.line(program.path.name))
-    return FAILED if found.problem else OK
+        print_lines(compared.as_line(program.path.name))
+    return FAILED if compared.problem else OK

@@ -17,7 +17,7 @@ from elastune.cli.commands.reuse import Program
 from elastune.cli.commands.search import print_study
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import ClusterOptions, FastExecutionOptions, FolderOptions, TrainingOptions
-from elastune.cli.output import OK, print_json, say
+from elastune.cli.output import OK, print_json, print_lines
 from elastune.core.errors import UserError
 from elastune.core.run import CommandLine
 
@@ -63,8 +63,8 @@ def classes(
         print_json({"kind": "classes", **learnt.to_json()})
         return OK
     shares = f"{learnt.between:.3f} between groups, {learnt.within:.3f} within"
-    say(f"confused by trial {learnt.trial} on {learnt.data}: {shares}")
-    say(f"--set tree='{json_text.dumps(learnt.tree.to_json(), separators=(',', ':'))}'")
+    print_lines(f"confused by trial {learnt.trial} on {learnt.data}: {shares}")
+    print_lines(f"--set tree='{json_text.dumps(learnt.tree.to_json(), separators=(',', ':'))}'")
     return OK
 
 
@@ -135,7 +135,7 @@ def join(
     else:
         _print(composed)
         if file is not None:
-            say(f"file    {file}")
+            print_lines(f"file    {file}")
     return OK
 
 
@@ -151,15 +151,17 @@ def parse_tree(text: str) -> ClassTree:
 
 def _print(composed: ComposedModel) -> None:
     parts = ", ".join(f"{source.study.name} {source.trial}" for source in composed.source_trials)
-    say(f"{composed.form} ({composed.method}) of {len(composed.source_trials)} trials: {parts}")
+    print_lines(f"{composed.form} ({composed.method}) of {len(composed.source_trials)} trials: {parts}")
     singles = sorted(composed.singles, key=lambda source: source.score, reverse=composed.direction == "max")
     best = f", best single trial ({singles[0].trial}) of {composed.study} {singles[0].score:.4f}" if singles else ""
-    say(f"{composed.data}: {composed.objective} {composed.score:.4f}{best}")
+    print_lines(f"{composed.data}: {composed.objective} {composed.score:.4f}{best}")
     if composed.test is None:
         print("test: the program knows no such data")
     else:
         alone = "" if composed.test.best_single is None else f", that trial {composed.test.best_single:.4f}"
-        say(f"{composed.test.data}: {composed.objective} {composed.test.model:.4f}{alone}; {composed.test.rows} rows")
+        print_lines(
+            f"{composed.test.data}: {composed.objective} {composed.test.model:.4f}{alone}; {composed.test.rows} rows"
+        )
     print(f"inference: {composed.parameters:,} parameters")
 
 

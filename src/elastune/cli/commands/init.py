@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from elastune.cli.output import OK, say
+from elastune.cli.output import OK, print_lines
 from elastune.core.errors import UserError
 
 # --- rewriting a plain training loop ---
@@ -221,7 +221,7 @@ def init(
         raise UserError(rule, f"{file}: {error.strerror}", "check the path") from None
     if plain is not None:
         changed = difflib.unified_diff(before.splitlines(), text.splitlines(), str(plain), str(file), n=0, lineterm="")
-        say(*changed)
+        print_lines(*changed)
     print(f"{file} is written. Next: elastune {'run' if plain is None else 'check'} {file}", end="")
     print(" --workers 2" if plain is None else "")
     return OK

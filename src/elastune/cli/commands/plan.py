@@ -11,7 +11,7 @@ import typer
 from elastune.cli import options, parse
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import ClusterOptions
-from elastune.cli.output import OK, print_json, say
+from elastune.cli.output import OK, print_json, print_lines
 from elastune.cli.parse import use_data
 from elastune.core.mesh import Mesh
 
@@ -216,7 +216,7 @@ def plan(
     that would fit so), noise_ratio, limits: [part, share], workers, odds (of keeping --deadline), command (one training
     of it), search_command (the search; null for a FILE without space(trial) or objectives)}], command_notes (what is to
     be known of the first plan's commands), gains: {axis: factor of twice the workers}, reasons: {axis: why}, size:
-    {...}, search: {...}, noise ("told", "measured", "unknown"), probed: {mesh and pass: seconds of a step}, refused:
+    {...}, search: {...}, noise ("given", "measured", "unknown"), probed: {mesh and pass: seconds of a step}, refused:
     {axis: why}, memory (in words), worker_bytes (bound of a worker), beside_bytes (of its process beside that),
     constants: {name: seconds}, unmeasured (why nothing was run here), assumed (of --device), too_small (why one
     training cannot use all workers), lacks (what FILE needs to be searched), chosen (settings that its space chooses),
@@ -242,7 +242,7 @@ def plan(
     )
     made = keep_plan(request, plan_cluster(request))
     if json:
-        print_json({"kind": "plan", **made.found})
+        print_json({"kind": "plan", **made.answer})
     else:
-        say("\n".join(plan_lines(made)))
+        print_lines("\n".join(plan_lines(made)))
     return OK

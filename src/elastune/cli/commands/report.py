@@ -11,7 +11,7 @@ import typer
 from elastune.cli import options, parse
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import HostPrices
-from elastune.cli.output import FAILED, OK, print_json, print_result, say
+from elastune.cli.output import FAILED, OK, print_json, print_lines, print_result
 from elastune.core.errors import UserError
 from elastune.core.formatting import count, plain
 
@@ -107,7 +107,7 @@ def _ledger(out: Path, as_json: bool) -> int:
     if as_json:
         print_json({"kind": "ledger", **asdict(sample_ledger), "exact": sample_ledger.exact, "out": str(out)})
     else:
-        say("\n".join(lines(sample_ledger)))
+        print_lines("\n".join(lines(sample_ledger)))
     return OK if sample_ledger.exact else FAILED
 
 
@@ -185,7 +185,7 @@ def explain(
     if json:
         print_json({"kind": "explanation", **asdict(explanation), "out": str(out)})
     else:
-        say(str(explanation))
+        print_lines(str(explanation))
     return OK
 
 
@@ -230,7 +230,7 @@ def export(
             raise UserError(
                 "a study's tables and a run's weights are two exports", "both", "export one, then the other"
             )
-        say("\n".join(export_run(out, dcp, safetensors)))
+        print_lines("\n".join(export_run(out, dcp, safetensors)))
         return OK
     from elastune.core.journal.files import atomic_write
     from elastune.report.export import to_csv, to_json, to_optuna
@@ -257,5 +257,5 @@ def export(
     contents = [made[what]() for what, _ in wanted]  # all, before one is written
     for (what, path), content in zip(wanted, contents, strict=True):
         atomic_write(path, content)
-        say(f"{what:<7} {path} ({len(study.trials)} trials)")
+        print_lines(f"{what:<7} {path} ({len(study.trials)} trials)")
     return OK

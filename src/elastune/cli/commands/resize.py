@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elastune.cli import options
-from elastune.cli.output import OK, WRONG, print_error, print_json, say
+from elastune.cli.output import OK, WRONG, print_error, print_json, print_lines
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS, Mesh
 
@@ -109,7 +109,7 @@ def request_change(
     if json:
         print_json({"kind": kind, "taken": True, "detail": answer.detail, "members": answer.members, "out": str(out)})
     else:
-        say(answer.detail)
+        print_lines(answer.detail)
     return OK
 
 

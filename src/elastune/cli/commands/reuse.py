@@ -12,7 +12,7 @@ import typer
 from elastune.cli import options, parse
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import ClusterOptions
-from elastune.cli.output import OK, print_error, print_json, say, stopped_code
+from elastune.cli.output import OK, print_error, print_json, print_lines, stopped_code
 from elastune.cli.parse import use_data
 from elastune.core.errors import UserError
 from elastune.core.formatting import plain
@@ -70,7 +70,7 @@ def predict(
         return OK
     for prediction in predictions:
         outcome = f"{prediction.rows} rows" if prediction.rows else prediction.reason
-        say(f"trial {prediction.trial}: {prediction.data}: {outcome}")
+        print_lines(f"trial {prediction.trial}: {prediction.data}: {outcome}")
     return OK
 
 
@@ -269,7 +269,7 @@ def ensemble(
     else:
         _print_ensemble(chosen)
         if file is not None:
-            say(f"file    {file}")
+            print_lines(f"file    {file}")
     return OK
 
 
@@ -297,16 +297,16 @@ def _print_ensemble(chosen: Ensemble) -> None:
         trials, worth = ", ".join(map(str, row.trials)), row.contribution
         error = f" ± {worth.shapley_error:.2g}" if worth.shapley_error else ""
         words = f"left out {worth.left_out:+.4f}, Shapley {worth.shapley:+.4f}{error}"
-        say(f"{chosen.by} {row.value}: {words}; trials {trials}")
+        print_lines(f"{chosen.by} {row.value}: {words}; trials {trials}")
     best = f"best single trial ({chosen.single})"
-    say(
+    print_lines(
         f"{chosen.data}: {chosen.objective} {chosen.score:.4f}, {best} {chosen.best_single:.4f}; both were chosen by it"
     )
     if chosen.test is None:
         print("test: not every member has predictions on data that no choice has seen")
     else:
         scores = f"{chosen.test.ensemble:.4f}, {best} {chosen.test.best_single:.4f}"
-        say(f"{chosen.test.data}: {chosen.objective} {scores}; {chosen.test.rows} rows, read after the choice")
+        print_lines(f"{chosen.test.data}: {chosen.objective} {scores}; {chosen.test.rows} rows, read after the choice")
     print(f"inference: {chosen.inference:.2f} times the parameters of trial {chosen.single}")
     diversity = chosen.diversity
     if diversity.disagreement is not None:
@@ -382,7 +382,7 @@ def soup(
     else:
         _print_soup(chosen)
         if file is not None:
-            say(f"file    {file}")
+            print_lines(f"file    {file}")
     return OK
 
 
@@ -390,13 +390,13 @@ def _print_soup(chosen: StudySoup) -> None:
     averaged, best = chosen.soup, f"best single trial ({chosen.single})"
     names, alone = ", ".join(map(str, averaged.trials)), averaged.singles[chosen.single]
     counts = f"{len(averaged.trials)} of {len(averaged.singles)} trials"
-    say(f"{chosen.how} soup of {counts}: {names}; all began with {averaged.ancestor}")
-    say(f"{chosen.data}: {chosen.objective} {averaged.score:.4f}, {best} {alone:.4f}; both were chosen by it")
+    print_lines(f"{chosen.how} soup of {counts}: {names}; all began with {averaged.ancestor}")
+    print_lines(f"{chosen.data}: {chosen.objective} {averaged.score:.4f}, {best} {alone:.4f}; both were chosen by it")
     if chosen.test is None:
         print("test: the program knows no such data")
     else:
         scores = f"{chosen.test.soup:.4f}, {best} {chosen.test.best_single:.4f}"
-        say(f"{chosen.test.data}: {chosen.objective} {scores}; {chosen.test.rows} rows, read after the choice")
+        print_lines(f"{chosen.test.data}: {chosen.objective} {scores}; {chosen.test.rows} rows, read after the choice")
 
 
 # --- elastune transfer ---
@@ -451,4 +451,4 @@ def _print_ranking(ranking: SourceRanking) -> None:
     if tried:
         tau = "not known: it takes two that differ" if ranking.tau is None else f"{ranking.tau:+.2f}"
         print(f"Kendall's tau of estimate and measurement: {tau}")
-    say(f"begin with: --start-from {ranking.sources[0].start_from}")
+    print_lines(f"begin with: --start-from {ranking.sources[0].start_from}")

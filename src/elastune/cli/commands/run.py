@@ -29,7 +29,17 @@ from elastune.cli.groups import (
     SyncOptions,
     TrainingOptions,
 )
-from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result, say, stopped_code
+from elastune.cli.output import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    TRY_AGAIN,
+    WRONG,
+    print_error,
+    print_lines,
+    print_result,
+    stopped_code,
+)
 from elastune.cli.parse import choose_workers
 from elastune.core.cost import Prices
 from elastune.core.divergence import Divergence
@@ -102,10 +112,10 @@ def _command_line(out: str) -> CommandLine:
     if is_url(out):
         raise UserError("elastune resume needs a folder", out, f"give the command again with --resume --out {out}")
     records = [entry.record for entry in read(Path(out) / JOURNAL)]
-    begun = [record for record in records if isinstance(record, RunStarted | StudyStarted)]
-    if not begun:
+    starts = [record for record in records if isinstance(record, RunStarted | StudyStarted)]
+    if not starts:
         raise UserError("only a run, a study or a frontier can be resumed", out, "name the folder of one")
-    commands = [record.command for record in begun if record.command is not None]
+    commands = [record.command for record in starts if record.command is not None]
     if not commands:
         fix = f"give its command again with --resume --out {out}; in Python, call it again with resume=True"
         raise UserError("elastune resume needs the command line that began it", f"none in the journal of {out}", fix)
@@ -188,7 +198,7 @@ def run(
     """
     from elastune.runtime.clusters.kind import CapacityRequest, opened
     from elastune.runtime.job.checked_programs import is_checked
-    from elastune.runtime.job.resumption import accepted_changes, begun_means, check_resumed, may_adopt
+    from elastune.runtime.job.resumption import accepted_changes, check_resumed, execution_at_start, may_adopt
     from elastune.runtime.job.run import check_free
     from elastune.runtime.placement import from_environment
     from elastune.train.preflight import examined_meanwhile
@@ -208,13 +218,13 @@ def run(
         elastic = Elastic(collective_timeout_s=elastic.collective_timeout_s)
     sources, prices, learners = notices.sources(), money.read(local=where.local), agreeing.learners
     out = folders.choose(file, "run")
-    begun = begun_means(out) if folders.resume else None
+    recorded = execution_at_start(out) if folders.resume else None
     spec = RunSpec(
         program=folders.program(file, arguments, out),
         out=out,
         config=training.config,
         seed=training.seed,
-        execution=_execution_settings(execution_options, begin, elastic.high, learners, begun, local=where.local),
+        execution=_execution_settings(execution_options, begin, elastic.high, learners, recorded, local=where.local),
         epochs=training.epochs,
         resume=folders.resume,
         accept_changes=folders.accept_changes,
@@ -252,7 +262,7 @@ def run(
             spec = replace(
                 spec,
                 execution=_execution_settings(
-                    execution_options, begin, elastic.high, learners, begun, local=where.local
+                    execution_options, begin, elastic.high, learners, recorded, local=where.local
                 ),
             )
         return _run_local(spec, tracker, folders.json, chosen, sources, tensorboard, cluster, prices, command)
@@ -263,18 +273,18 @@ def _execution_settings(
     begin: int,
     high: int | None,
     learners: int,
-    begun: ExecutionSettings | None,
+    recorded: ExecutionSettings | None,
     *,
     local: bool,
 ) -> ExecutionSettings:
-    """The execution settings of the options. Settings that change the result stay as in a run that has ``begun``."""
+    """The execution settings of the options. Settings that change the result stay as in a run that has ``recorded``."""
     execution = execution_options.execution(begin, high, learners, local=local)
-    if begun is None or execution.mode != "exact":
+    if recorded is None or execution.mode != "exact":
         return execution
-    blocks = begun.virtual_tensor if execution.parts.tensor and begun.parts.tensor else execution.virtual_tensor
+    blocks = recorded.virtual_tensor if execution.parts.tensor and recorded.parts.tensor else execution.virtual_tensor
     return replace(
         execution,
-        num_slots=begun.num_slots if execution_options.slots is None else execution.num_slots,
+        num_slots=recorded.num_slots if execution_options.slots is None else execution.num_slots,
         virtual_tensor=blocks if execution_options.virtual_tensor is None else execution.virtual_tensor,
     )
 
@@ -351,7 +361,7 @@ def _observing(spec: RunSpec, progress: Progress, tensorboard: bool) -> Iterator
 
         def observe(record: Record) -> None:
             progress.observe(record)
-            events.hear(record)
+            events.observe(record)
 
         yield observe
 
@@ -367,9 +377,9 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
     program_config, notes = {}, []
     if not adopts:
         importlib.import_module("torch")  # where it cannot be loaded that is not the program's fault
-        from elastune.runtime.job.validation import check_means
+        from elastune.runtime.job.validation import check_execution
 
-        check_means(spec)
+        check_execution(spec)
         from elastune.core.plan.memory import copies_text
 
         program_config = load_as_guest(spec.program, spec.seed).config
@@ -420,7 +430,7 @@ def _print_outcome(out: Path, as_json: bool, chaos: Verdict | None = None, price
         print_result(result, as_json=as_json)
     if failure is not None:
         if chaos is not None and not as_json:
-            say("\n".join(chaos.lines))
+            print_lines("\n".join(chaos.lines))
         return _explain(failure, out)
     if result.stopped in ("requested", "notice"):
         why = "stopped on request" if result.stopped == "requested" else "stopped: this machine will be taken away"

@@ -155,7 +155,7 @@ def frontier(
     loss, loss_bound, margin, pairs, test_samples, seconds, seconds_label, seconds_factor, throughput,
     scaling_efficiency (of the same settings on the fewest workers, or null), scaling_label (measured or modelled),
     cost, time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, execution,
-    ways (which of the execution settings are not as asked for), scaling: [{workers, seconds, seconds_label,
+    differences (execution settings that differ from the request), scaling: [{workers, seconds, seconds_label,
     seconds_factor, cost}] (the same settings on each number of workers), seed_values, seed_seconds, ...}], answer:
     {sentence, conclusion, pick (a row's number or null), settings_name, settings, workers, total, naive, more_workers,
     cheapest, fastest (each null or {workers, beside_workers, times_as_fast, low, high, label, times_the_cost, beside}),

@@ -12,14 +12,14 @@ from pydantic.dataclasses import dataclass
 
 from elastune.core.journal.run_records import Count, Whole, Words
 
-# What is recorded of how a run's workers agree.
+# Records of sync strategies.
 
 _RULES = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, config=_RULES)
 class SyncChanged:
-    """After ``step`` steps and ``seconds`` of training ``sync`` took the place of how workers had agreed.
+    """``sync`` replaced the sync strategy after ``step`` steps and ``seconds`` of training.
 
     ``why``: "schedule", "session.set_sync", or "policy" and its name.
     """
@@ -33,7 +33,7 @@ class SyncChanged:
 
 @dataclass(frozen=True, config=_RULES)
 class RoundsShortened:
-    """A round of ``sync`` would be longer than a pass over the data, of ``steps`` steps, and ends where that does."""
+    """A round of ``sync`` is longer than a pass over the data, of ``steps`` steps, so it ends with the pass."""
 
     sync: str
     steps: Count
@@ -42,8 +42,9 @@ class RoundsShortened:
 
 @dataclass(frozen=True, config=_RULES)
 class SyncChangesUnreached:
-    """The run's schedule has ``changes`` of strategy, written as ``--sync-schedule``, that come when it is over: it is
-    planned to have ``steps`` steps, or had them.
+    """The run's schedule has ``changes`` of strategy after its end, which is planned, or was, after ``steps`` steps.
+
+    ``changes`` are written as for ``--sync-schedule``.
     """
 
     changes: str
@@ -53,12 +54,14 @@ class SyncChangesUnreached:
 
 @dataclass(frozen=True, config=_RULES)
 class LearnerLeftOut:
-    """The round of the steps ``first_step`` to ``last_step`` (counted from 1) ended without ``learner``, whose
-    ``worker`` was lost in it or came too late (its ``WorkerGone`` says why; -1: nobody knows which it was), under
-    ``version``.
+    """A round ended without ``learner``, because its ``worker`` was lost or came too late (see its ``WorkerGone``).
 
-    ``places``: what it should have trained on, each from the first to the last place (exclusive) of the order of
-    samples of ``epoch``. No step used them, and none will.
+    Attributes:
+        worker: The worker of the learner; -1 where it is not known.
+        version: The membership view of the round.
+        first_step, last_step: The steps of the round, counted from 1.
+        places: The samples that the learner should have used, as first and last place (exclusive) of the order of
+            samples of ``epoch``. No step uses them.
     """
 
     learner: Count
@@ -78,13 +81,11 @@ class LearnerLeftOut:
 
     @property
     def samples(self) -> int:
-        """How many were left out."""
+        """The number of samples that were left out."""
         return sum(stop - start for start, stop in self.places)
 
 
-# What is recorded of the network of a run's workers, and of how their sums travel on it.
-#
-# Times: every ``*_s`` is a duration.
+# Records of the network and of the topology.
 
 BY_CHECKPOINT = "the checkpoint"
 """The ``cause`` of a topology that a resumed run has from its checkpoint."""
@@ -103,8 +104,10 @@ class LinkMeasured:
 
 @dataclass(frozen=True, config=_RULES)
 class TopologyChanged:
-    """After ``step`` steps and ``seconds`` of training the sums of ``workers`` began to travel by the routes of
-    ``topology``; ``cause``: who asked for it, and where it could not be had what was asked for."""
+    """The sums of ``workers`` travel by ``topology`` after ``step`` steps and ``seconds`` of training.
+
+    ``cause``: who asked for it, and why another topology was taken where that one was impossible.
+    """
 
     step: Count
     topology: str
@@ -114,13 +117,17 @@ class TopologyChanged:
     kind: Literal["topology_changed"] = "topology_changed"
 
 
-# What is recorded of how a model is divided among the workers of a replica.
+# Records of how a model is divided among the workers of a replica.
 
 
 @dataclass(frozen=True, config=_RULES)
 class StagesDivided:
-    """A pipeline's stages, in the order of layers: ``names`` of the layers that they begin with, and their ``shares``
-    of the whole cost. ``weighed``: by what costs were told ("counted operations").
+    """The stages of a pipeline, in the order of layers.
+
+    Attributes:
+        names: The layer with which each stage begins.
+        shares: The share of each stage in the whole cost.
+        weighed: The kind of costs, such as "counted operations".
     """
 
     names: list[str]
@@ -131,9 +138,12 @@ class StagesDivided:
 
 @dataclass(frozen=True, config=_RULES)
 class LayersDivided:
-    """What the tensor axis divides, each layer into so many virtual ``blocks``, in numbers that are trained: those that
-    are in ``divided`` blocks, and those that lie ``whole`` on every worker along the axis. ``apart``: these workers run
-    what is outside of divided layers each on slots of its own.
+    """What the tensor axis divides, each layer into so many virtual ``blocks``.
+
+    Attributes:
+        divided: The trained numbers in divided blocks.
+        whole: The trained numbers that every worker along the axis holds whole.
+        apart: Outside of divided layers, each of these workers runs slots of its own.
     """
 
     blocks: Count
@@ -143,13 +153,15 @@ class LayersDivided:
     kind: Literal["layers_divided"] = "layers_divided"
 
 
-# What is recorded of compilers that run in a worker. Times: every ``*_s`` or ``seconds`` is a duration.
+# Records of compilers that run in a worker.
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Compiled:
-    """``worker`` has compiled parts of its model for ``seconds`` since it told so last, or began, up to the end of
-    ``step``. Times of steps are told without such as it did so in.
+    """``worker`` compiled parts of its model for ``seconds`` up to the end of ``step``, since its record before this
+    one.
+
+    The times of steps leave out steps with a compilation.
     """
 
     step: Count
@@ -165,11 +177,11 @@ class Compiled:
 class Proved:
     """The ``proof`` that a run has: "checked" by ``elastune check``, or in its "first_step", which took ``seconds``.
 
-    ``found``: "mean" where the loss is a mean over samples; "unknown", "unequal mean" or "samples" where the proof
-    could not tell or found what is no certain mistake; "same" for a check.
+    ``loss``: "mean" where it is a mean over samples; "unknown", "unequal mean" or "samples" where the proof could not
+    tell, or where it is no certain mistake; "" for a check.
     """
 
     proof: Literal["checked", "first_step"]
-    found: Literal["same", "mean", "unequal mean", "samples", "unknown"]
+    loss: Literal["", "mean", "unequal mean", "samples", "unknown"] = ""
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     kind: Literal["proved"] = "proved"

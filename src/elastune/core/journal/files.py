@@ -22,14 +22,14 @@ from elastune.core.errors import UserError
 from elastune.core.formatting import cut
 from elastune.core.journal.records import OPENING, Entry, Record, decode_entry, encode_entry
 
-# Files that are whole or not there: written beside their place, then renamed.
+# Files that are whole or missing: written under another name, then renamed.
 
 
 def atomic_write(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Replace the file ``path``: whoever opens it finds all of the old content or all of the new.
+    """Replace the file ``path`` at once: readers see all of the old content or all of the new.
 
-    ``mode``: who may read and write it, less what the process's umask forbids. Raises ``OSError``, and then leaves
-    the old content in place and nothing beside it.
+    ``mode``: the file's permissions, less the process's umask. Raises ``OSError``, and then leaves the old content in
+    place and no other file.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -47,10 +47,14 @@ LONGEST_WHY = 300  # characters: a broken line can be a name of many megabytes
 
 
 def read(path: Path) -> list[Entry]:
-    """All entries, in order.
+    """Return all entries, in order.
 
-    A torn last line (a writer that crashed, or is still writing) is left out. Raises ``UserError`` where there is no
-    such file, or, naming the line, where an earlier line is no record.
+    A torn last line (its writer crashed, or still writes) is left out. Raises ``UserError`` where the file is missing,
+    or, with the line's number, where an earlier line is no record.
+
+    Example:
+        >>> [entry.record.kind for entry in read(Path("out/journal.jsonl"))][0]
+        'run_started'
     """
     lines = _bytes(path).split(b"\n")
     whole, tail = lines[:-1], lines[-1]
@@ -61,7 +65,7 @@ def read(path: Path) -> list[Entry]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        if path.exists() and not path.is_file():  # reading a pipe would wait for somebody to write into it
+        if path.exists() and not path.is_file():  # reading a pipe would wait for a writer
             raise UserError("a journal must be a file", path, "give the output folder of a run or a study")
         return path.read_bytes()
     except FileNotFoundError:
@@ -90,7 +94,7 @@ def _entry(path: Path, number: int, line: bytes) -> Entry:
     raise UserError("every line of a journal must be a record", f"{path}, line {number}: {cut(why, LONGEST_WHY)}", fix)
 
 
-# Append records to a journal so that a kill, a power cut or a full disk costs at most the record being written.
+# Write a journal.
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SYNC_S = 0.1
@@ -100,8 +104,12 @@ _locked_here: set[Path] = set()
 class JournalWriter:
     """The one writer of a journal: each ``write`` adds a line and hands it to the operating system.
 
-    With ``exclusive`` a second writer on this machine, in this process or another, is refused with a ``UserError``
-    that names the holder's pid. A tail torn by a crash is cut off on opening. Not safe for several threads.
+    With ``exclusive`` a second writer on this machine, in this process or another, gets a ``UserError`` with the
+    holder's pid. Opening cuts off a line that a crash tore. Not safe for several threads.
+
+    Example:
+        >>> with JournalWriter(out / "journal.jsonl") as journal:
+        ...     journal.write(Checkpointed(step=100, path="step-0000000100"), durable=True)
     """
 
     def __init__(self, path: Path, *, exclusive: bool = True, wall: Callable[[], float] | None = None) -> None:
@@ -126,12 +134,14 @@ class JournalWriter:
         self._size = os.fstat(self._file).st_size
 
     def write(self, record: Record, *, durable: bool = False) -> Entry:
-        """Append ``record``; with ``durable`` also have it on the disk (the end of a trial or a run).
+        """Append ``record``. ``durable``: also have it on the disk, as for the end of a trial or a run.
 
-        The death of this process costs nothing that was written. Against a power cut the disk is waited for, but not
-        more often than every ``SYNC_S``: what comes quicker is on the disk with the next write, ``settle`` or
-        ``close``. Raises ``UserError`` where the disk is full; the journal then ends with the last whole line before;
-        and where the file has been removed or replaced: what is written to it nobody would find.
+        The death of this process loses no written record. Against a power cut the writer waits for the disk, at most
+        once every ``SYNC_S``. Faster records reach the disk with the next write, ``settle`` or ``close``.
+
+        Raises:
+            UserError: Where the disk is full; the journal then ends with the last whole line. Also where the file was
+                removed or replaced, since its records would be lost.
         """
         if self._file < 0:
             raise ValueError(f"journal {self.path} is closed")
@@ -151,7 +161,7 @@ class JournalWriter:
         return entry
 
     def settle(self) -> None:
-        """Have durable records on the disk, if it is time. To be called now and then where writes may be long apart.
+        """Have durable records on the disk, if it is time. Call it now and then where writes are rare.
 
         Raises ``UserError`` as ``write``.
         """
@@ -165,7 +175,7 @@ class JournalWriter:
 
     @property
     def in_place(self) -> bool:
-        """Whether the file that is written is the one at ``path``."""
+        """Whether the open file is still the one at ``path``."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._file))
         except FileNotFoundError:
@@ -177,7 +187,7 @@ class JournalWriter:
             raise UserError(rule, f"{self.path} was removed or replaced", "begin again in a folder that stays")
 
     def close(self) -> None:
-        """Flush to the disk and let go of the lock. Idempotent."""
+        """Flush to the disk and release the lock. Idempotent."""
         if self._file >= 0:
             try:
                 os.fsync(self._file)
@@ -199,7 +209,7 @@ class JournalWriter:
 
 
 def check_unwritten(path: Path) -> None:
-    """Nobody writes the journal ``path`` now. Leaves nothing. Raises ``UserError`` as ``JournalWriter``."""
+    """Raise ``UserError``, as ``JournalWriter`` does, if a process writes the journal ``path`` now. Leaves no file."""
     if not path.exists() or not _lock_path(path).exists():
         return
     try:
@@ -242,7 +252,7 @@ def _acquire(path: Path) -> int:
 
 
 def _cut_torn_tail(file: int, path: Path) -> None:
-    """Cut off a last line that lacks its end or is no JSON: a crash tore it. Anything else is left as it is."""
+    """Cut off a last line without its end, or one that is no JSON: a crash tore it. Any other content stays."""
     size = os.fstat(file).st_size
     if size == 0:
         return
@@ -261,7 +271,7 @@ def _cut_torn_tail(file: int, path: Path) -> None:
 
 
 def _last_line(file: int, size: int, block: int = 65536) -> tuple[int, bytes]:
-    """Where the last line starts, and the line, whether or not it has its end."""
+    """The start of the last line, and the line, with or without its end."""
     blocks: list[bytes] = []  # joined once: a line may have many megabytes
     at = size
     while at > 0:

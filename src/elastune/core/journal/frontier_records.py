@@ -14,12 +14,12 @@ from elastune.core.journal.study_records import LinkFitted
 
 _RULES = ConfigDict(extra="forbid")
 ROW_SETTINGS = ("compress", "micro_batch", "precision", "sync", "sync_schedule", "policy")
-"""The means that are a row's settings: all others say who computes, and by which routes."""
+"""The execution settings that belong to a row. The others only choose the workers and the routes."""
 
 
 @dataclass(frozen=True, config=_RULES)
 class ScalingPoint:
-    """What a training with one row's settings takes and costs on a number of workers.
+    """The time and cost of a training with one row's settings on a number of workers.
 
     ``seconds_label`` and ``seconds_factor`` are as in ``FrontierRow``.
     """
@@ -48,8 +48,8 @@ class FrontierRow:
             would.
         num_slots: It belongs to the settings, because a slot has its own random stream and batch statistics.
         seconds: The time of the whole training.
-        seconds_factor: A modelled time may be off by this factor either way; 1.0: measured; None: the model could not
-            be checked.
+        seconds_factor: A modelled time may be too long or too short by this factor; 1.0: measured; None: the model
+            could not be checked.
         throughput: Samples a second.
         scaling: The same settings on each number of workers that was asked about, fewest first, and on its own.
         scaling_efficiency: How many times as fast its workers are as the first of ``scaling``, over how many times as
@@ -59,8 +59,8 @@ class FrontierRow:
         time_to_target_s: Seconds to the target, the mean over seeds; None unless all have ``reached`` it.
         time_to_target_ci: Its 95 % interval over seeds.
         noise_scale: The noise scale at the end of training, in samples; ``noise_scale_error`` is its standard error.
-        means: All system parameters, the sync strategy and the policies.
-        ways: Which of ``execution`` are not as they were asked for, in words.
+        execution: All system parameters, the sync strategy and the policies.
+        differences: The parts of ``execution`` that differ from the request, in words.
     """
 
     role: Literal["naive", "tuned"]
@@ -101,35 +101,37 @@ class FrontierRow:
     quality_label: Literal["measured", "emulated"] = "measured"
     num_slots: Count = 1
     execution: dict[str, Any] = field(default_factory=dict)
-    ways: str = ""
+    differences: str = ""
     scaling: list[ScalingPoint] = field(default_factory=list)
     seed_values: list[float] = field(default_factory=list)
     seed_seconds: list[float] = field(default_factory=list)
 
     @property
     def settings(self) -> str:
-        """What makes the settings of two rows the same, however many workers they have."""
+        """The settings of the row as a text: equal for rows that differ in workers only."""
         execution = {name: value for name, value in self.execution.items() if name in ROW_SETTINGS}
         return json.dumps([self.config, self.mode, execution], sort_keys=True)
 
     @property
     def division(self) -> str:
-        """How its workers divide the model: "shard=4, zero"; "" where each worker has all of it."""
+        """How the workers divide the model: "shard=4, zero"; "" where each worker has all of it."""
         return "" if self.mechanism == "replicated" else f"{self.mesh}, {self.mechanism}"
 
     @property
     def apart(self) -> str:
-        """How its workers divide the model, and which other means are not as they were asked for; "" for nothing."""
-        words = [word for word in self.ways.split(", ") if word and word != self.mechanism]
+        """How the workers divide the model, and which other execution settings differ from the request; ""
+        for nothing.
+        """
+        words = [word for word in self.differences.split(", ") if word and word != self.mechanism]
         return ", ".join([*([self.division] if self.division else []), *words])
 
 
 @dataclass(frozen=True, config=_RULES)
 class ExecutionTimed:
-    """Means of a crew, and the time of a step by them.
+    """Execution settings, and the time of a step by them.
 
     Attributes:
-        same: Whether the short run ended with the same bits as the run by the crew's own means; None: it diverged or
+        same: Whether the short run ended with the same bits as the run by the requested settings; None: it diverged or
             failed, and so was not timed.
     """
 
@@ -141,11 +143,11 @@ class ExecutionTimed:
 
 @dataclass(frozen=True, config=_RULES)
 class ThroughputTuned:
-    """What the throughput phase found for one crew, by short runs with a global ``batch`` and no training.
+    """The result of the throughput phase for one number of workers and mesh, by short runs with a global ``batch``.
 
     Attributes:
-        tried: The means that were timed; the crew's own come first.
-        chosen: Which of them the crew has from now on.
+        tried: The timed execution settings; the requested ones come first.
+        chosen: The place in ``tried`` of the settings from now on.
     """
 
     batch: Count
@@ -162,7 +164,7 @@ class ThroughputTuned:
 
 @dataclass(frozen=True, config=_RULES)
 class FrontierReason:
-    """Why the answer is as it is.
+    """A reason for the answer.
 
     Attributes:
         weight: "decides", or "hint": the trainings outweigh it.
@@ -175,15 +177,15 @@ class FrontierReason:
 
 @dataclass(frozen=True, config=_RULES)
 class SideVolume:
-    """The hypervolume that one way of finding settings, ``side``, has reached with the naive rule's budget.
+    """The hypervolume that one search, ``side``, has reached with the naive rule's budget.
 
     Attributes:
         volume: The mean over ``seeds``, each of ``points``.
-        ci: Its 95 % interval over seeds; None of less than two.
-        trainings: How many of the ``of`` trainings are within the budget: the first ones.
-        spent_s: The worker-seconds that these took.
-        equal: Whether there was as much to spend.
-        scoring_s: Worker-seconds of further trainings, which give the points more seeds; they found nothing.
+        ci: Its 95 % interval over seeds; None for less than two.
+        trainings: The number of trainings, of all ``of``, within the budget: the first ones.
+        spent_s: The worker-seconds of these trainings.
+        equal: Whether the full budget was available.
+        scoring_s: Worker-seconds of further trainings, which give the points more seeds and add no points.
         against: What the intervals say of it and the naive rule; "" for the naive rule itself.
     """
 
@@ -228,14 +230,14 @@ class FrontierVolumes:
 
 @dataclass(frozen=True, config=_RULES)
 class Gain:
-    """What one thing buys while all others stay as they are: one training beside another.
+    """The gain from one change while everything else stays the same: one training compared with another.
 
     Attributes:
         workers: The workers of the training that is judged.
-        beside_workers: Those of the training that it is compared with.
+        beside_workers: The workers of the training that it is compared with.
         times_as_fast: The other's time over its own.
-        low: The lower end of ``times_as_fast``: by the spread over seeds and, where a time is modelled, by the model's
-            own error. None where nothing tells: seeds take equal steps, or the model could not be checked.
+        low: The lower end of ``times_as_fast``, by the spread over seeds and, where a time is modelled, by the model's
+            own error. None without either: seeds take equal steps, or the model could not be checked.
         high: The upper end.
         label: "modelled" where either time is.
         times_the_cost: Its own cost over the other's.
@@ -253,14 +255,14 @@ class Gain:
 
     @property
     def pays(self) -> bool:
-        """Whether it buys more speed than it costs, and more than the model's own error."""
+        """Whether the change brings more speed than cost, by more than the model's own error."""
         shown = self.low > 1 if self.low is not None else self.label == "measured"
         return shown and self.times_as_fast > self.times_the_cost
 
 
 @dataclass(frozen=True, config=_RULES)
 class OwnMachine:
-    """What the machine that measured can do by itself.
+    """The best result of the measuring machine alone.
 
     Attributes:
         cores: The cores that it may use; ``gpus``: its GPUs, where the program trains on them.
@@ -341,15 +343,15 @@ class FrontierAnswer:
 
 @dataclass(frozen=True, config=_RULES)
 class FrontierFound:
-    """What ``elastune frontier`` found: the rows, and the answer drawn from them.
+    """The result of ``elastune frontier``: the rows, and the answer drawn from them.
 
     Attributes:
         rows: The rows of the table.
         answer: The answer.
-        reasons: What the answer rests on.
-        model_errors: Predicted over measured values of the step-time model, by what.
+        reasons: The reasons for the answer.
+        model_errors: Predicted over measured values of the step-time model, by quantity.
         links: The links of the model, "within a host" and "across hosts", where there are several hosts.
-        price_per_worker_hour: The price of a worker-hour; where ``prices_change``, that of the beginning.
+        price_per_worker_hour: The price of a worker-hour; where ``prices_change``, the price at the beginning.
     """
 
     quality: str
@@ -372,18 +374,18 @@ class FrontierFound:
 
     @property
     def command(self) -> str:
-        """Trains the pick."""
+        """The command that trains the pick."""
         return self.answer.command
 
     @model_validator(mode="before")
     @classmethod
-    def _of_an_older_journal(cls, told: Any) -> Any:
+    def _of_an_older_journal(cls, record: Any) -> Any:
         """There the answer was a sentence, and the pick and its command stood beside it."""
-        if not (isinstance(told, dict) and isinstance(told.get("answer"), str)):
-            return told
+        if not (isinstance(record, dict) and isinstance(record.get("answer"), str)):
+            return record
         moved = ("pick", "command", "command_trial", "command_metrics", "command_note")
-        rest = {name: value for name, value in told.items() if name not in moved}
-        answer = {"sentence": told["answer"], **{name: told[name] for name in moved if name in told}}
+        rest = {name: value for name, value in record.items() if name not in moved}
+        answer = {"sentence": record["answer"], **{name: record[name] for name in moved if name in record}}
         return {**rest, "answer": answer}
 
     @model_validator(mode="after")

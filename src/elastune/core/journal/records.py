@@ -104,9 +104,7 @@ from elastune.core.journal.study_records import (
     WarmStarted,
 )
 
-# The typed records of a run and of a study: what happened, in order, one JSON object a line.
-#
-# Reports read only these.
+# All kinds of records.
 
 __all__ = [
     "LONGEST_DETAIL",
@@ -258,25 +256,25 @@ Record = Annotated[
     Field(discriminator="kind"),
 ]
 AFTERWARDS = (PredictionsAdded, AssetMade)
-"""What may be told of a study long after it ended: it takes none of the study's time."""
+"""Records that may come long after a study's end. They take none of the study's time."""
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 
 def encode(record: Record) -> bytes:
-    """One line of JSON, without its line end. Infinities and NaN are kept (as Python's ``json`` writes them).
+    """Return one line of JSON, without its line end. Infinities and NaN are kept, as Python's ``json`` writes them.
 
-    Half a surrogate pair, which some program's error message may hold and no reader would take, becomes "?".
+    Half a surrogate pair, which a program's error message may hold, becomes "?": no reader would accept it.
     """
     text = json.dumps(_ADAPTER.dump_python(record), separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "replace")
 
 
 def decode(line: bytes | str) -> Record:
-    """The record in ``line``. Raises ``pydantic.ValidationError`` (a ``ValueError``) where it is none."""
+    """Return the record in ``line``. Raises ``pydantic.ValidationError`` (a ``ValueError``) for any other text."""
     return _ADAPTER.validate_json(line)
 
 
-# One line of a journal: a record and when it was written.
+# One line of a journal: a record and its time.
 
 OPENING = b'{"at":'
 _STAMP = re.compile(rb'\s*\{\s*"at"\s*:\s*(-?\d[\d.eE+-]*)\s*,')
@@ -284,21 +282,23 @@ _STAMP = re.compile(rb'\s*\{\s*"at"\s*:\s*(-?\d[\d.eE+-]*)\s*,')
 
 @dataclass(frozen=True)
 class Entry:
-    """``record``, written ``at`` seconds since the epoch."""
+    """A ``record``, written ``at`` seconds since the epoch."""
 
     at: float
     record: Record
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """The record's JSON with a leading key ``at``, without its line end. Times are real, in microseconds, or simulated:
-    these keep all their digits, as a simulation goes on from them."""
+    """Return the record's JSON with a leading key ``at``, without its line end.
+
+    Real times are in microseconds. Simulated times keep all their digits, because a simulation goes on from them.
+    """
     at = f"{entry.at:.6f}"
     return b"%s%s,%s" % (OPENING, (at if float(at) == entry.at else repr(entry.at)).encode(), encode(entry.record)[1:])
 
 
 def decode_entry(line: bytes) -> Entry:
-    """The entry in ``line``. Raises ``ValueError`` where it is none."""
+    """Return the entry in ``line``. Raises ``ValueError`` for any other text."""
     stamp = _STAMP.match(line)
     if stamp is None:
         raise ValueError('a line must be a JSON object that starts with "at"')

@@ -16,21 +16,21 @@ from pydantic.dataclasses import dataclass
 from elastune.core.formatting import printable
 from elastune.core.run import CommandLine
 
-# What values of a record may be: a journal is read years later, elsewhere, by programs that reckon with them.
+# The types of values in records.
 
 EXACT = 2**53  # up to here every whole number is a float, too
 LAST_AT = 253_402_214_400.0  # 9999-12-31 in seconds since 1970: calendars go no further
 Count = Annotated[int, Field(ge=0, le=EXACT)]
 Number = Annotated[int, Field(ge=-1, le=EXACT)]
-"""Of a trial; -1 stands for one of another study."""
+"""The number of a trial; -1 stands for a trial of another study."""
 Words = Annotated[str, AfterValidator(printable)]
-"""A reason, an error: names and texts of the user's may be in it, and people read it on a terminal."""
+"""A reason or an error. It may hold the user's names and texts, and people read it on a terminal."""
 Whole = Annotated[int, Field(ge=-(2**64), le=2**64)]
-"""A seed, an exit code, a rank: not to be reckoned with."""
+"""A seed, an exit code or a rank: a number for no arithmetic."""
 
 
 def _having(kinds: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Leaves a dict as it is, once those of its values that ``kinds`` names are of their kinds."""
+    """Validate the values of a dict that ``kinds`` names, and leave the dict as it is."""
     adapters = {name: TypeAdapter(kind) for name, kind in kinds.items()}
 
     def check(values: dict[str, Any]) -> dict[str, Any]:
@@ -84,15 +84,13 @@ Settings = Annotated[
 
 
 def check_at(at: float) -> float:
-    """Seconds since 1970 that a calendar has. Raises ``ValueError`` for others."""
+    """Return seconds since 1970 within the range of calendars. Raises ``ValueError``."""
     if not 0 <= at <= LAST_AT:
         raise ValueError(f"at: must be from 0 to {LAST_AT:.0f} seconds since 1970")
     return at
 
 
-# What is recorded of a run. Workers send these to their controller over a pipe, so each is checked when it is read.
-#
-# Times: every ``*_s`` or ``seconds`` is a duration.
+# Records of a run.
 
 _RULES = ConfigDict(extra="forbid")
 Reason = Literal["diverged", "exception", "out_of_memory", "worker_lost", "user_error", "timeout", "interrupted"]
@@ -100,12 +98,17 @@ Reason = Literal["diverged", "exception", "out_of_memory", "worker_lost", "user_
 
 @dataclass(frozen=True, config=_RULES)
 class RunStarted:
-    """A run begins (or, with ``resumed_step``, goes on from a checkpoint). ``adapt``: its policies and monitors.
+    """A run begins or, with ``resumed_step``, goes on from a checkpoint.
 
-    ``damaged``: what is wrong with each newer checkpoint, from which it did therefore not go on. ``data``: the folder
-    of data sets that it was told. ``sync``: how its workers agree. ``start_from``, ``from_dcp``: with whose weights it
-    began. ``command``: the command line that it was begun by; None: a Python program. ``source``: its program's, see
-    ``train.program.source``; empty: not known. ``arguments``: the program's own command line.
+    Attributes:
+        adapt: Its policies and monitors.
+        damaged: The damage of each newer checkpoint, from which it therefore did not go on.
+        data: The folder of data sets that the user gave.
+        sync: The sync strategy.
+        start_from, from_dcp: The sources of its initial weights.
+        command: The command line that began it; None: a Python program began it.
+        source: The digests of its program (``train.program.source``); empty: not known.
+        arguments: The program's own command line.
     """
 
     program: str
@@ -131,9 +134,13 @@ class RunStarted:
 
 @dataclass(frozen=True, config=_RULES)
 class Adopted:
-    """A controller has taken over a run that goes on, whose controller had died: ``workers`` came back within
-    ``seconds`` of its start, in or after step ``step``. ``lost``: members of the newest view that did not; ``grace_s``:
-    for how long they would have looked for it (0: not told)."""
+    """A new controller took over a run whose controller had died.
+
+    Attributes:
+        workers: The workers that came back within ``seconds`` of the new controller's start, in or after step ``step``.
+        lost: Members of the newest view that did not come back.
+        grace_s: The seconds for which workers looked for a controller; 0: not known.
+    """
 
     workers: list[Count]
     step: Count
@@ -145,9 +152,9 @@ class Adopted:
 
 @dataclass(frozen=True, config=_RULES)
 class Reported:
-    """``session.report``: metrics averaged over workers, after ``step`` steps, ``seconds`` of training so far.
+    """``session.report``: metrics averaged over workers, after ``step`` steps and ``seconds`` of training.
 
-    ``epoch``: completed training passes, of ``epochs`` that are planned (0: not known).
+    ``epoch``: the completed epochs of ``epochs`` planned ones (0: not known).
     """
 
     epoch: Count
@@ -171,7 +178,9 @@ class Checkpointed:
 
 @dataclass(frozen=True, config=_RULES)
 class CheckpointFailed:
-    """There was no room for a checkpoint, on a disk or on the way (``why``); the run goes on, and older ones stay."""
+    """A disk, or the connection to it, had no room for a checkpoint (``why``). The run goes on, and older checkpoints
+    stay.
+    """
 
     step: Count
     why: Words
@@ -180,10 +189,14 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, config=_RULES)
 class DataContext:
-    """Which data a run was trained on: ``samples`` of them, ``digest`` of the contents of some ("": not known).
+    """The training data of a run.
 
-    ``sample``: how one is made, such as "float32[1, 8, 8], int64[]". ``classes``: how many integer targets there are,
-    ``largest_class``: the share of the most frequent one (0: not known).
+    Attributes:
+        samples: The number of samples.
+        digest: The digest of the contents of some samples; "": not known.
+        sample: The form of a sample, such as "float32[1, 8, 8], int64[]".
+        classes: The number of integer targets.
+        largest_class: The share of the most frequent target; 0: not known.
     """
 
     samples: Count = 0
@@ -195,11 +208,16 @@ class DataContext:
 
 @dataclass(frozen=True, config=_RULES)
 class RunContext:
-    """What a run could not choose. A worker tells of the device that it had; how many there were is told beside it.
+    """The machine and the data of a run. A worker reports its own device; the number of workers stands in other
+    records.
 
-    ``data``: the training set, ``parameters``: trainable ones of the model (0: none were seen). ``device``:
-    "cpu" or "cuda"; ``processor``: the name of the one that computes; ``cores`` that the worker may use, by affinity
-    and control group. ``link``: what workers would reach each other by.
+    Attributes:
+        data: The training set.
+        parameters: The trainable parameters of the model; 0: none were seen.
+        device: "cpu" or "cuda".
+        processor: The name of the processor that computes.
+        cores: The cores that the worker may use, by affinity and control group.
+        link: The interface by which workers reach each other.
     """
 
     data: DataContext
@@ -212,15 +230,15 @@ class RunContext:
 
     @property
     def hardware(self) -> str:
-        """All that decides how long a step takes here, in words."""
+        """Everything that decides the time of a step here, in words."""
         return f"{self.device}, {self.processor}, {self.cores} cores, {self.link or 'no known link'}"
 
 
 @dataclass(frozen=True, config=_RULES)
 class WorkerSteps:
-    """Steps of the worker of ``rank`` at a run's end: mean seconds, and without what it waited for the reduction.
+    """The steps of the worker of ``rank`` at a run's end: mean seconds, with and without the wait for the reduction.
 
-    ``share``: ``busy_s`` over that of the slowest worker.
+    ``share``: its ``busy_s`` over that of the slowest worker.
     """
 
     rank: Count
@@ -233,10 +251,12 @@ class WorkerSteps:
 class WorkerMemory:
     """Bytes in the memory of the worker of ``rank``, measured in one step.
 
-    ``parameters``: with buffers. ``optimizer``: its state, of which ``copies`` are there in case another worker dies.
-    ``activations``: the most that the step needed beside all these: activations, buffers of the reduction, what the
-    optimizer's step sets up (None: the system does not tell). ``peak``: the most that the whole process, or on a GPU
-    torch's allocator, ever had.
+    Attributes:
+        parameters: Parameters and buffers.
+        optimizer: Optimizer state. ``copies`` of it serve as a reserve if another worker dies.
+        activations: The most that the step needed beside these: activations, buffers of the reduction, and memory of
+            the optimizer's step; None: the system does not report it.
+        peak: The most of the whole process, or on a GPU of torch's allocator, so far.
     """
 
     rank: Count
@@ -256,14 +276,14 @@ class RunFinished:
         metrics: The last value of each reported metric.
         seconds: Training time.
         step_s: The median time of a step.
-        wait_s: The part of it that was spent waiting for the reduction.
+        wait_s: The part of it in which the worker waited for the reduction.
         signals: The monitors' last signals, by name: (value, standard error or None).
-        context: What the run could not choose; None where the run was simulated.
-        epoch: Completed training passes.
-        evaluated_on: How many samples metrics were measured on, where the program told.
-        hosts: On how many hosts its workers were at the end.
-        sent_bytes: What the collectives of all its workers sent for a step, on average.
-        stop_why: What the program gave to ``session.stop``.
+        context: The machine and the data; None where the run was simulated.
+        epoch: Completed epochs.
+        evaluated_on: The number of samples behind the metrics, where the program reported it.
+        hosts: The number of hosts of its workers at the end.
+        sent_bytes: The bytes of all workers' collectives for a step, on average.
+        stop_why: The reason that the program gave to ``session.stop``.
     """
 
     sha256: str
@@ -296,7 +316,7 @@ LONGEST_DETAIL = 10_000
 class RunFailed:
     """A run ended badly: ``detail`` is the last line of the error, ``log`` the tail of the worker's log.
 
-    ``wanted_bytes``: of the allocation that failed, where memory ran out and the error tells.
+    ``wanted_bytes``: the size of the failed allocation, where memory ran out and the error names it.
     """
 
     reason: Reason
@@ -310,13 +330,14 @@ class RunFailed:
 
 @dataclass(frozen=True, config=_RULES)
 class StepsCompleted:
-    """Worker ``worker`` says: steps ``first_step`` to ``last_step`` (counted from 1) were completed under ``version``.
+    """Worker ``worker`` claims: steps ``first_step`` to ``last_step`` (from 1) were completed under view
+    ``version``.
 
-    They used the places ``start`` to ``stop`` (exclusive) of the order of samples of ``epoch``, whose training pass
-    uses ``length`` of them (all, or all but what ``drop_last`` leaves out; 0: nobody knows, as of a stream). Each
-    step's reduction brought the number and the checksum of its samples from all workers, and they were right. Every
-    member of a version says this for itself, and who takes over a worker's state says what that one had not told yet,
-    so a death loses no claim.
+    They used the places ``start`` to ``stop`` (exclusive) of the order of samples of ``epoch``. An epoch uses
+    ``length`` of them: all, or all but those that ``drop_last`` leaves out; 0: not known, as of a stream. Each step's
+    reduction brought the number and the checksum of its samples from all workers, and they were right. Every member of
+    a view makes this claim for itself. A worker that takes over another's state also makes the claims that the other
+    had not sent, so a death loses no claim.
     """
 
     worker: Whole
@@ -339,9 +360,13 @@ class StepsCompleted:
 
 @dataclass(frozen=True, config=_RULES)
 class Regrouped:
-    """Rank 0 of a view tells what the change cost: ``pause_s``, the gap between the last step before it and the first
-    step under it, less a median step; ``discarded`` steps had been begun and were done again. ``mesh``: how they stand,
-    where a replica lies on several."""
+    """Rank 0 of a view reports the cost of the change.
+
+    Attributes:
+        pause_s: The time from the last step before the change to the first step after it, less a median step.
+        discarded: The steps that had begun and were repeated.
+        mesh: The mesh of the view, where a replica lies on several workers.
+    """
 
     version: Count
     members: list[Count]
@@ -355,9 +380,9 @@ class Regrouped:
 
 @dataclass(frozen=True, config=_RULES)
 class Measured:
-    """What a run's monitors said after ``step`` steps. ``signals``: name -> (value, standard error or None).
+    """The signals of a run's monitors after ``step`` steps: name -> (value, standard error or None).
 
-    Written at most a few times a second, and whenever something was decided. ``lr`` is the first parameter group's.
+    Written at most a few times a second, and with every decision. ``lr`` belongs to the first parameter group.
     """
 
     step: Count
@@ -373,7 +398,7 @@ class Measured:
 
 @dataclass(frozen=True, config=_RULES)
 class NotMeasured:
-    """``monitor`` was to measure from step ``step`` on and cannot: ``why`` says what would have to differ."""
+    """``monitor`` was to measure from step ``step`` on and cannot. ``why``: what would have to differ."""
 
     monitor: str
     step: Count
@@ -383,10 +408,11 @@ class NotMeasured:
 
 @dataclass(frozen=True, config=_RULES)
 class Decided:
-    """What ``policy`` decided, and what became of it at the boundary after ``step`` steps.
+    """A decision of ``policy``, and its outcome at the boundary after ``step`` steps.
 
-    ``decision`` holds what is to change (the fields of ``core.signals.Decision``), ``cause`` what the policy saw.
-    disagreed: workers decided differently, so nothing changed; refused: it could not be done, ``detail`` says why.
+    ``decision`` holds the changes (the fields of ``core.decisions.Decision``), ``cause`` the values that the policy
+    read. disagreed: workers decided differently, so nothing changed. refused: it was impossible, and ``detail`` has the
+    reason.
     """
 
     policy: str
@@ -400,7 +426,9 @@ class Decided:
 
 @dataclass(frozen=True, config=_RULES)
 class PolicyFailed:
-    """``hook`` of ``policy`` raised on ``worker``; the run went on unchanged. ``off``: it is not called any more."""
+    """``hook`` of ``policy`` raised on ``worker``; the run went on unchanged. ``off``: the policy is not called any
+    more.
+    """
 
     policy: str
     hook: str
@@ -413,7 +441,7 @@ class PolicyFailed:
 
 @dataclass(frozen=True, config=_RULES)
 class Restarted:
-    """No worker was left that held the run's state: it went on from the checkpoint of ``step``, or from the start."""
+    """No worker with the run's state was left: the run went on from the checkpoint of ``step``, or from the start."""
 
     step: Count
     kind: Literal["restarted"] = "restarted"
@@ -421,8 +449,11 @@ class Restarted:
 
 @dataclass(frozen=True, config=_RULES)
 class StateLost:
-    """Every worker that held some piece of the state after ``step`` steps has gone: all go back to the newest
-    checkpoint. ``names``: of which tensors (the first of them, in order of their names)."""
+    """All workers that held a piece of the state after ``step`` steps are lost: all go back to the newest
+    checkpoint.
+
+    ``names``: the tensors of these pieces (the first of them, in order of their names).
+    """
 
     step: Count
     names: list[str]
@@ -460,7 +491,7 @@ class StragglerDetected:
 
 @dataclass(frozen=True, config=_RULES)
 class ConnectionsRefused:
-    """Connections from ``host`` to a run's coordinator were refused: so many, for the same reason."""
+    """``count`` connections from ``host`` to a run's coordinator were refused for the same reason."""
 
     host: str
     why: Words
@@ -470,14 +501,14 @@ class ConnectionsRefused:
 
 @dataclass(frozen=True, config=_RULES)
 class FaultInjected:
-    """Chaos did this to ``worker`` (None: to the run as a whole)."""
+    """A chaos test did this to ``worker`` (None: to the run as a whole)."""
 
     fault: Words
     worker: Whole | None = None
     kind: Literal["fault_injected"] = "fault_injected"
 
 
-# What is recorded of a training that begins with another model's weights.
+# Records of initial weights.
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -485,13 +516,13 @@ class StartedFrom:
     """A model begins with tensors of another model.
 
     Attributes:
-        source: The folder or file that they are from.
+        source: The folder or file of the tensors.
         sha256: Its digest.
-        taken: How many tensors were taken.
+        taken: The number of tensors taken.
         fresh: Names of this model that keep their initial values, and why.
-        unused: How many of the source's tensors were not taken.
-        begins: The SHA-256 of all that the model has then; "" where it was not computed.
-        worker_seconds: The worker-seconds of the source's training; None: no journal beside it tells.
+        unused: The number of the source's tensors that were not taken.
+        begins: The SHA-256 of the complete initial state; "" where it was not computed.
+        worker_seconds: The worker-seconds of the source's training; None: no journal beside it records them.
     """
 
     source: str
@@ -506,24 +537,24 @@ class StartedFrom:
 
 @dataclass(frozen=True, config=_RULES)
 class TrialStartedFrom:
-    """A trial has taken another model's weights, by itself or because its study was begun so."""
+    """A trial took another model's weights: by its own program, or because its study began so."""
 
     trial: Number
-    told: StartedFrom
+    start: StartedFrom
     kind: Literal["trial_started_from"] = "trial_started_from"
 
 
-# What is recorded where a run or a study goes on with another program or other data than it was begun with.
+# Records of accepted changes.
 
 
 @dataclass(frozen=True, config=_RULES)
 class ChangesAccepted:
-    """``--accept-changes``: from here on a run or a study goes on with what had changed.
+    """``--accept-changes``: from here on a run or a study goes on with another program or other data.
 
     Attributes:
         what: The changes, a text each: "train.py, line 12, in build", "data: 960 samples, had 1,920".
         step: Of a run: the last step before them.
-        epoch: Of a run: how many epochs were completed by then.
+        epoch: Of a run: the completed epochs by then.
         first_trial: Of a study: trials with lower numbers began before them.
     """
 
@@ -534,12 +565,12 @@ class ChangesAccepted:
     kind: Literal["changes_accepted"] = "changes_accepted"
 
 
-# What is recorded of what a run holds and is to take: hosts that are paid for, steps that are planned.
+# Records of paid hosts and planned steps.
 
 
 @dataclass(frozen=True, config=_RULES)
 class StepsPlanned:
-    """The run will have taken ``steps`` steps in all when its epochs are over, if its batch stays as it is."""
+    """The run will have taken ``steps`` steps in all at the end of its epochs, if its batch stays the same."""
 
     steps: Count
     kind: Literal["steps_planned"] = "steps_planned"
@@ -547,21 +578,27 @@ class StepsPlanned:
 
 @dataclass(frozen=True, config=_RULES)
 class HostsHeld:
-    """What is paid for from now on, by the kind of host ("" where hosts do not tell theirs): ``workers`` of the run,
-    those that are starting included, and ``room`` for workers on all hosts that it may use, theirs included."""
+    """The hosts that cost money from now on, by their kind ("" where hosts report none).
+
+    Attributes:
+        workers: The workers of the run, starting ones included.
+        room: The room for workers on all hosts that it may use, these workers included.
+    """
 
     workers: dict[str, Count]
     room: dict[str, Count]
     kind: Literal["hosts_held"] = "hosts_held"
 
 
-# What is recorded of models' predictions: of the run that makes them, and of kept trials long after it.
+# Records of predictions: by the run itself, and by kept trials long after it.
 
 
 @dataclass(frozen=True, config=_RULES)
 class PredictionsKept:
-    """The model's outputs on the ``samples`` of the data set ``name``, after ``step`` steps, lie in the run's folder:
-    a file of ``size`` bytes with this ``sha256``. Later ones of the same name have taken its place."""
+    """The model's outputs on the data set ``name`` lie in the run's folder, after ``step`` steps.
+
+    The file has ``samples`` outputs, ``size`` bytes and this ``sha256``. Newer outputs under the same name replace it.
+    """
 
     name: str
     step: Count
@@ -573,8 +610,10 @@ class PredictionsKept:
 
 @dataclass(frozen=True, config=_RULES)
 class PredictionsAdded:
-    """A kept trial's model has been asked about the data set ``name``, whoever trained it long before: the file has
-    this ``sha256``, and with it all that stays of the trial has ``size`` bytes."""
+    """The outputs of a kept trial's model on the data set ``name`` were stored, long after its training.
+
+    The file has this ``sha256``. With it, the kept files of the trial have ``size`` bytes.
+    """
 
     trial: Number
     name: str

@@ -23,18 +23,21 @@ from elastune.core.journal.run_records import (
 )
 from elastune.core.run import CommandLine
 
-# What is recorded of a study or a frontier: its trials from their start to their end, and fitted times.
+# Records of a study or a frontier: its trials from start to end, and fitted times.
 
 _RULES = ConfigDict(extra="forbid")
 _Some = Annotated[int, Field(ge=1, le=EXACT)]
 Phase = Literal["search", "calibrate", "throughput", "naive", "policy", "confirm", "member"]
-"""What a trial is run for; "throughput": its steps are timed, and nothing else; "policy": the naive rule under a policy
-that was given; "member": a model of given settings, for an ensemble or a tree of classes."""
+"""The purpose of a trial. "throughput": only its steps are timed. "policy": the naive rule under a requested policy.
+"member": a model of fixed settings, for an ensemble or a tree of classes.
+"""
 
 
 @dataclass(frozen=True, config=_RULES)
 class StudyStarted:
-    """A study begins or is resumed. ``settings`` is the complete, JSON-able request; ``command``: as in a run's."""
+    """A study begins or is resumed. ``settings`` is the complete request as JSON values; ``command``: as in
+    ``RunStarted``.
+    """
 
     settings: Settings
     context: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +48,9 @@ class StudyStarted:
 
 @dataclass(frozen=True, config=_RULES)
 class EarlierTrial:
-    """A trial of an earlier study that fits into this one: its parameters, and the metrics that this one judges by."""
+    """A trial of an earlier study that fits into this one: its parameters, and the metrics that this study
+    judges by.
+    """
 
     params: dict[str, Any]
     metrics: dict[str, float]
@@ -55,9 +60,13 @@ class EarlierTrial:
 class WarmStarted:
     """What a study takes over from an earlier one in the folder ``source``, whose journal is not needed again.
 
-    ``taken`` of its ``of`` ended trials fit; ``left_out``: why others do not, and how many. ``similarity`` of its
-    context to this study's, from 0 to 1, see ``tuning.search.importance``; ``differs``: in what. ``told``: what
-    samplers take for its results; ``proposed``: the parameters of those that are tried first.
+    Attributes:
+        taken: The number of its ended trials, of all ``of``, that fit.
+        similarity: The similarity of its context to this study's, from 0 to 1 (``tuning.search.importance``).
+        left_out: The number of trials that do not fit, by reason.
+        differs: The differences of the contexts.
+        results: The trials that samplers learn from.
+        proposed: The parameters that are tried first.
     """
 
     source: str
@@ -66,17 +75,19 @@ class WarmStarted:
     similarity: float
     left_out: dict[str, Count] = field(default_factory=dict)
     differs: list[str] = field(default_factory=list)
-    told: list[EarlierTrial] = field(default_factory=list)
+    results: list[EarlierTrial] = field(default_factory=list)
     proposed: list[dict[str, Any]] = field(default_factory=list)
     kind: Literal["warm_started"] = "warm_started"
 
 
 @dataclass(frozen=True, config=_RULES)
 class ScalingPredicted:
-    """What a cluster's plan, in the folder ``source``, says of this study's trials before any has run, all modelled.
+    """What the cluster's plan in the folder ``source`` predicts of this study's trials before any has run.
 
-    ``steps``: (samples of a step, workers, seconds). ``most``: on more workers than so many no trial's step is shorter
-    by anything that counts, so none gets more; ``why``, in words.
+    Attributes:
+        steps: Samples of a step, workers and seconds, all modelled.
+        most: With more workers no trial's step is noticeably shorter, so no trial gets more.
+        why: The reason for ``most``, in words.
     """
 
     source: str
@@ -88,8 +99,10 @@ class ScalingPredicted:
 
 @dataclass(frozen=True, config=_RULES)
 class ProposalAsked:
-    """The search is asked what trial number ``trial`` should try. It knows what the journal has told by now, no more,
-    however long it takes."""
+    """The study asks the search for the settings of trial number ``trial``.
+
+    The search knows the records before this one, and no later ones, however long it takes.
+    """
 
     trial: Number
     kind: Literal["proposal_asked"] = "proposal_asked"
@@ -97,10 +110,13 @@ class ProposalAsked:
 
 @dataclass(frozen=True, config=_RULES)
 class TrialStarted:
-    """A trial is about to run, for the reason ``phase``. ``params`` and ``distributions`` are Optuna's, as JSON.
+    """A trial is about to run, for the reason ``phase``.
 
-    ``parent``: the trial from whose checkpoint it goes on. ``until_epoch``: it pauses after so many. ``dismissed``:
-    what was proposed before ``params`` and breaks a constraint, from which samplers learn, too.
+    Attributes:
+        params, distributions: Optuna's, as JSON values.
+        parent: The trial from whose checkpoint it goes on.
+        until_epoch: It pauses after so many epochs.
+        dismissed: Proposals before ``params`` that break a constraint; samplers learn from them, too.
     """
 
     trial: Number
@@ -119,8 +135,12 @@ class TrialStarted:
 
 @dataclass(frozen=True, config=_RULES)
 class TrialReported:
-    """A report of a running trial, which had ``workers`` on average so far (None: those it began with), and has
-    ``cost`` so much in all (None: prices were not asked for; see ``runtime.job.pool``)."""
+    """A report of a running trial.
+
+    Attributes:
+        workers: The mean number of its workers so far; None: as at its start.
+        cost: Its cost so far; None without prices (``runtime.job.pool``).
+    """
 
     trial: Number
     report: Reported
@@ -133,9 +153,11 @@ class TrialReported:
 class TrialPaused:
     """A trial gave its workers back and may go on later, from the checkpoint in its folder.
 
-    ``seconds``: what it ran since it was started or resumed; ``worker_seconds``: of all its workers together.
-    ``cut_off``: it was no decision of the search, so it goes on before all others. ``held``: it is among the longest,
-    and goes on once workers are idle. ``cost``: as of a report.
+    Attributes:
+        seconds: Its running time since it was started or resumed; ``worker_seconds``: of all its workers together.
+        cut_off: The search did not decide it, so the trial goes on before all others.
+        held: It is among the longest trials, and goes on once workers are idle.
+        cost: As of a report.
     """
 
     trial: Number
@@ -153,7 +175,7 @@ class TrialPaused:
 class TrialResumed:
     """A trial goes on, on ``workers`` workers, until it has completed ``until_epoch`` (None: to its end).
 
-    ``cut_off``: it had been paused, or lost, by no decision of the search.
+    ``cut_off``: it had been paused or lost without a decision of the search.
     """
 
     trial: Number
@@ -166,16 +188,16 @@ class TrialResumed:
 
 @dataclass(frozen=True, config=_RULES)
 class TrialAdopted:
-    """A running trial, whose controller had died, goes on with the workers that it had: nothing of it is done again."""
+    """A running trial goes on with its workers after the death of its controller. None of its work is repeated."""
 
     trial: Number
-    found: Adopted
+    adopted: Adopted
     kind: Literal["trial_adopted"] = "trial_adopted"
 
 
 @dataclass(frozen=True, config=_RULES)
 class TrialReallocated:
-    """A running trial was told to go on with ``after`` workers instead of ``before``."""
+    """A running trial is to go on with ``after`` workers instead of ``before``."""
 
     trial: Number
     before: Count
@@ -186,7 +208,7 @@ class TrialReallocated:
 
 @dataclass(frozen=True, config=_RULES)
 class TrialProgressed:
-    """A running trial has completed ``step`` steps. Its workers have changed: two such looks tell its speed on them."""
+    """A running trial has completed ``step`` steps, since its workers changed: two such records give its speed."""
 
     trial: Number
     step: Count
@@ -204,11 +226,15 @@ class TrialRegrouped:
 
 @dataclass(frozen=True, config=_RULES)
 class TrialFinished:
-    """A trial's end. ``values``: one number per objective if complete. ``violations``: <= 0 where the constraint holds.
+    """The end of a trial.
 
-    infeasible: it ran and diverged, crashed or broke a constraint; rejected: it broke one before it was started.
-    ``seconds``: from its start to its end, without pauses; ``worker_seconds``: of all its workers together. ``cost``:
-    as of a report, whatever became of it.
+    Attributes:
+        state: "infeasible": it ran and diverged, crashed or broke a constraint. "rejected": it broke one before its
+            start.
+        values: One number per objective, if complete.
+        violations: At most 0 where the constraint holds.
+        seconds: The time from its start to its end, without pauses; ``worker_seconds``: of all its workers together.
+        cost: As of a report, whatever the outcome.
     """
 
     trial: Number
@@ -226,12 +252,15 @@ class TrialFinished:
 
 @dataclass(frozen=True, config=_RULES)
 class ArtifactKept:
-    """What stays of a trial that is over: its checkpoint after ``step`` steps, at ``path`` in the study's folder.
+    """The kept files of a trial that is over: its checkpoint after ``step`` steps, at ``path`` in the
+    study's folder.
 
-    ``sha256``: of the run's final state, whatever files it lies in. ``seal``: of the checkpoint's ``state.json``, which
-    has the digests of its other files ("": one of before this was told). ``artifact``: "state", all that a run goes on
-    with. ``size``: bytes of all that stays in the trial's folder. ``predictions``: the SHA-256 of the files of
-    ``session.predictions`` there, by name.
+    Attributes:
+        sha256: The digest of the run's final state, however it is divided into files.
+        seal: The digest of the checkpoint's ``state.json``, which has the digests of its other files.
+        artifact: "state": everything that a run needs to go on.
+        size: The bytes of all kept files of the trial.
+        predictions: The SHA-256 of the files of ``session.predictions``, by name.
     """
 
     trial: Number
@@ -247,7 +276,7 @@ class ArtifactKept:
 
 @dataclass(frozen=True, config=_RULES)
 class ArtifactRemoved:
-    """What was kept of a trial has gone: others have overtaken it."""
+    """The kept files of a trial were removed, because others have overtaken it."""
 
     trial: Number
     kind: Literal["artifact_removed"] = "artifact_removed"
@@ -255,7 +284,7 @@ class ArtifactRemoved:
 
 @dataclass(frozen=True, config=_RULES)
 class LinkFitted:
-    """A link of the step-time model: seconds of one message, however small, and of each byte."""
+    """A link of the step-time model: the seconds of a message of any size, and of each byte."""
 
     latency_s: float
     seconds_per_byte: float
@@ -263,10 +292,13 @@ class LinkFitted:
 
 @dataclass(frozen=True, config=_RULES)
 class TimesFitted:
-    """The model of ``core.plan.data_parallel``, fitted here. ``errors``: predicted over measured, by what.
+    """The model of ``core.plan.data_parallel``, fitted here.
 
-    ``latency_s`` and ``seconds_per_byte`` are of the link within a host. Where there are several hosts, ``across`` is
-    the link between them, and ``workers_per_host`` how many fit each.
+    Attributes:
+        errors: Predicted over measured values, by quantity.
+        latency_s, seconds_per_byte: The link within a host.
+        across: The link between hosts, where there are several.
+        workers_per_host: The workers that fit on each host.
     """
 
     base_s: float
@@ -289,12 +321,12 @@ class TimesFitted:
 
 @dataclass(frozen=True, config=_RULES)
 class PhasesPlanned:
-    """How a frontier's budget is split among its phases; told again at the end, with what each took.
+    """The budget of a frontier, by phase; written again at the end, with the time that each phase took.
 
     Attributes:
-        budget_s: Seconds for everything: as asked for, or chosen by the first steps.
+        budget_s: Seconds for everything: as requested, or chosen by the first steps.
         planned: Seconds of each phase, by its name.
-        took: The seconds that each took, once all are over.
+        took: The seconds that each phase took, once all are over.
         seeds: Trainings of each cell of the table.
         left_out: What was shortened or left out, and why.
     """
@@ -316,29 +348,29 @@ class StudyFinished:
     kind: Literal["study_finished"] = "study_finished"
 
 
-# What is recorded of a cluster's plan: what was asked, and the whole answer.
+# Records of a cluster's plan.
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class PlanMade:
-    """``elastune plan`` has answered. ``asked``: the request; ``found``: what ``--json`` prints; both JSON-able.
+    """``elastune plan`` has answered ``request`` with ``answer``, which is what ``--json`` prints.
 
     ``constants``: of the fitted step model, in seconds, by the names of ``core.plan.step_time``.
     """
 
     program: str
-    asked: dict[str, Any]
-    found: dict[str, Any]
+    request: dict[str, Any]
+    answer: dict[str, Any]
     constants: dict[str, float]
     kind: Literal["plan_made"] = "plan_made"
 
 
-# What is recorded of models that are made of a study's kept trials: ensembles, soups, joined and stacked ones.
+# Records of models made of kept trials: ensembles, soups, joined and stacked models.
 
 
 @dataclass(frozen=True, config=_RULES)
 class AssetMember:
-    """A trial, and its part of the whole."""
+    """A trial, and its weight in the model."""
 
     trial: Number
     weight: Annotated[float, Field(gt=0, le=1)]
@@ -367,16 +399,16 @@ class AssetMade:
 
     Attributes:
         sha256: The SHA-256 of the file.
-        method: How it was found.
-        score: Its score by ``objective`` (``direction`` says which way is better), on the predictions ``data`` that it
-            was chosen by.
-        singles: The same score of each trial that there was to choose from.
+        method: The method that made it.
+        score: Its score by ``objective`` (``direction``: max or min), on the predictions ``data`` by which
+            it was chosen.
+        singles: The same score of each candidate trial.
         test: Its score on data that no choice has seen.
         parameters: The number of parameters that one inference uses.
-        parts: Trials of other studies that it is made of.
-        parts_s: The worker-seconds of their training, and of that of the weights they began with, as far as journals
-            told when this was written.
-        untold: Weights whose training no journal told.
+        parts: Trials of other studies that are part of it.
+        parts_s: The worker-seconds of their training and of their initial weights, as far as journals recorded them by
+            then.
+        unrecorded: Initial weights whose training no journal records.
     """
 
     form: Literal["ensemble", "soup", "joined", "stacked"]
@@ -393,7 +425,7 @@ class AssetMade:
     sha256: str
     parts: Annotated[list[AssetPart], Field(max_length=100_000)] = field(default_factory=list)
     parts_s: Annotated[float, Field(ge=0)] = 0.0
-    untold: list[str] = field(default_factory=list)
+    unrecorded: list[str] = field(default_factory=list)
     kind: Literal["asset_made"] = "asset_made"
 
     @model_validator(mode="after")

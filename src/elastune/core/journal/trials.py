@@ -1,4 +1,4 @@
-"""What became of each trial of a study: the one fold of its journal, entry by entry.
+"""The state of each trial of a study: the one fold of its journal, entry by entry.
 
 Running loops, loaded studies, reports, progress lines and simulations are all views of it.
 """
@@ -49,18 +49,20 @@ TrialRecord = TrialStarted | Change
 class AllocationSpan:
     """From ``begin_s`` to ``end_s`` of the study's time, ``trial`` had ``workers`` workers.
 
-    ``begun``: started, resumed, adopted (by another controller), or regrouped (its workers changed while it ran).
-    ``ended``: complete, infeasible, rejected, paused, regrouped, lost (its controller ended first), or running where
-    the journal has no more.
-    ``reason``: why it ended so, or, of a regrouping, why other workers were wanted; empty where nothing was said.
-    ``pause_s``: how long training stood still while these workers came together.
+    Attributes:
+        began_as: "started", "resumed", "adopted" (by another controller), or "regrouped" (its workers changed while it
+            ran).
+        ended: "complete", "infeasible", "rejected", "paused", "regrouped", "lost" (its controller ended first), or
+            "running" where the journal has no more.
+        reason: Why it ended so, or why other workers were wanted; "" where no record says it.
+        pause_s: How long training stood still while these workers formed groups.
     """
 
     trial: int
     begin_s: float
     end_s: float
     workers: int
-    begun: str
+    began_as: str
     ended: str
     reason: str = ""
     pause_s: float = 0.0
@@ -72,19 +74,27 @@ class AllocationSpan:
 
 @dataclass(frozen=True)
 class TrialSummary:
-    """One trial, as far as the journal tells. A trial that was started again forgets what it had done before.
+    """One trial, as far as the journal records it. A trial that was started again forgets what it had done before.
 
-    ``started_at``: seconds since the epoch; ``begun_at``: when it was started or resumed last. ``last_at``, ``last_s``:
-    of its newest record, since the epoch and by the study's own time. ``epoch`` of ``epochs``: how far it is;
-    ``metrics``: what it reported after ``epoch``, all reports together. ``workers``: those that it has, or had last;
-    ``average``: over all the time that it ran, by its last report. ``seconds``, ``worker_seconds``: of the times that
-    it ran before, to their ends. ``cost``: of all that was paid for it, as told last; None:
-    without prices. ``reports``: each with the workers that the trial had then. ``begun``: with whose weights it began.
+    Attributes:
+        started_at: The time of its start, in seconds since the epoch.
+        last_start_at: The time when it was started or resumed last, in seconds since the epoch.
+        last_at: The time of its newest record, in seconds since the epoch.
+        last_s: The study's own time at its newest record.
+        workers: The workers that it has, or had last.
+        epoch: The epochs that it has completed, of ``epochs``.
+        metrics: All metrics that it reported after ``epoch``.
+        until_epoch: The epoch at which it pauses.
+        average: The mean number of its workers over its running time, by its last report.
+        seconds: The seconds that it ran before the present start; ``worker_seconds`` likewise.
+        cost: What was paid for all of it, by its newest record; None without prices.
+        reports: Each report with the workers that the trial had then.
+        initial_weights: The models that it began with.
     """
 
     started: TrialStarted
     started_at: float
-    begun_at: float
+    last_start_at: float
     last_at: float
     last_s: float
     workers: int
@@ -98,7 +108,7 @@ class TrialSummary:
     worker_seconds: float = 0.0
     cost: float | None = None
     reports: tuple[tuple[Reported, int], ...] = ()
-    begun: tuple[StartedFrom, ...] = ()
+    initial_weights: tuple[StartedFrom, ...] = ()
     pause: TrialPaused | None = None
     finished: TrialFinished | None = None
 
@@ -108,17 +118,17 @@ class TrialSummary:
 
     @property
     def first_workers(self) -> int:
-        """Those that it began with."""
+        """The number of workers at its start."""
         return int(self.started.execution.get("workers", 1))
 
     @property
     def epochs_done(self) -> int:
-        """Training passes that it completed, those that it went back on for a pause included."""
+        """The epochs that it completed, including those that it repeated after a pause."""
         paused = [self.pause.epoch] if self.pause is not None else []
         return max((*paused, *(report.epoch for report, _ in self.reports[-1:])), default=0)
 
     def after(self, entry: Entry, now_s: float) -> TrialSummary:
-        """The same once ``entry``, a record of this trial's, has happened."""
+        """Return the summary after ``entry``, a record of this trial."""
         changes: dict[str, Any] = {"last_at": entry.at, "last_s": now_s}
         if isinstance(entry.record, TrialReported | TrialPaused | TrialFinished) and entry.record.cost is not None:
             changes["cost"] = entry.record.cost
@@ -129,20 +139,25 @@ class TrialSummary:
                 changes |= {"average": average, "reports": (*self.reports, (report, self.workers))}
             case TrialRegrouped(change=change):
                 return replace(self, workers=len(change.members))
-            case TrialAdopted(found=found):
-                return replace(self, workers=len(found.workers))
-            case TrialStartedFrom(told=told) if (
-                told not in self.begun
+            case TrialAdopted(adopted=adopted):
+                return replace(self, workers=len(adopted.workers))
+            case TrialStartedFrom(start=start) if (
+                start not in self.initial_weights
             ):  # else: it has lost all workers, and began again
-                return replace(self, begun=(*self.begun, told))
+                return replace(self, initial_weights=(*self.initial_weights, start))
             case TrialPaused() as pause:
                 changes |= {"state": "paused", "epoch": pause.epoch, "pause": pause}
                 changes |= {"seconds": self.seconds + pause.seconds}
                 changes |= {"worker_seconds": self.worker_seconds + pause.worker_seconds}
             case TrialResumed(workers=workers, until_epoch=until_epoch):
-                changes |= {"state": "running", "begun_at": entry.at, "workers": workers, "until_epoch": until_epoch}
-            case TrialFinished(seconds=seconds, worker_seconds=told) as finished:
-                used_s = seconds * self.first_workers if told is None else told
+                changes |= {
+                    "state": "running",
+                    "last_start_at": entry.at,
+                    "workers": workers,
+                    "until_epoch": until_epoch,
+                }
+            case TrialFinished(seconds=seconds, worker_seconds=measured_s) as finished:
+                used_s = seconds * self.first_workers if measured_s is None else measured_s
                 changes |= {"state": "over", "finished": finished, "seconds": seconds, "worker_seconds": used_s}
             case _:
                 return self
@@ -150,12 +165,15 @@ class TrialSummary:
 
 
 class TrialTable:
-    """The trials of a study by number, in the order they were first started; ``hear`` adds one entry after another.
+    """The trials of a study by number, in the order they were first started; ``observe`` adds one entry
+    after another.
 
-    ``ended``: the numbers of those that are over, in the order they ended. ``cut_off``: of those that wait since they
-    were paused by no decision of the search, the longest waiting first. ``artifacts``: what was kept of trials that are
-    over. ``seconds``: how long controllers have worked on the study: time between two controllers does not count.
-    ``since``: trials with lower numbers began before a change that was accepted: they are not compared with others.
+    Attributes:
+        ended: The numbers of the trials that are over, in the order they ended.
+        cut_off: Trials that wait since a pause without a decision of the search, the longest waiting first.
+        artifacts: The kept files of trials that are over.
+        seconds: The time that controllers have worked on the study. Time between two controllers does not count.
+        since: Trials with lower numbers began before an accepted change: they are not compared with others.
     """
 
     def __init__(self) -> None:
@@ -169,12 +187,12 @@ class TrialTable:
         self._last_at = 0.0
         self._spans = _Spans()
 
-    def hear(self, entry: Entry) -> None:
-        """Take in what happened next."""
+    def observe(self, entry: Entry) -> None:
+        """Add the next entry of the journal."""
         record = entry.record
         if isinstance(record, PredictionsAdded) and (kept := self.artifacts.get(record.trial)) is not None:
-            told = {**kept.predictions, record.name: record.sha256}
-            self.artifacts[record.trial] = replace(kept, predictions=told, size=record.size)
+            digests = {**kept.predictions, record.name: record.sha256}
+            self.artifacts[record.trial] = replace(kept, predictions=digests, size=record.size)
         if isinstance(record, AFTERWARDS):
             return
         if isinstance(record, StudyStarted | StudyFinished):
@@ -191,26 +209,26 @@ class TrialTable:
             return
         number = record.trial
         if isinstance(record, TrialStarted):
-            self.trials[number] = _begun(record, entry.at, self.seconds)
+            self.trials[number] = _started(record, entry.at, self.seconds)
         elif number not in self.trials:
             return
         else:
             self.trials[number] = self.trials[number].after(entry, self.seconds)
-        self._spans.hear(record, self.seconds)
+        self._spans.observe(record, self.seconds)
         self._sort(record)
 
     @property
     def spans(self) -> tuple[AllocationSpan, ...]:
-        """Every stretch of time that a trial ran with unchanged workers, in the order they ended."""
+        """Every span of time in which a trial ran with unchanged workers, in the order they ended."""
         return (*self._spans.done, *self._spans.open_until(self.seconds))
 
     def of(self, state: State) -> list[int]:
-        """The numbers of the trials in that state, in the order they were started."""
+        """Return the numbers of the trials in that state, in the order they were started."""
         return [number for number, life in self.trials.items() if life.state == state]
 
     @property
     def paused(self) -> set[int]:
-        """The numbers of the trials that the search has paused; not those that were cut off, which go on first."""
+        """The trials that the search has paused; not those that were cut off, which go on first."""
         return set(self.of("paused")) - self.cut_off.keys()
 
     def _keep_time(self, entry: Entry) -> None:
@@ -236,15 +254,20 @@ class TrialTable:
 
 
 def fold(entries: Iterable[Entry]) -> TrialTable:
-    """The trials in a journal."""
+    """Return the trials in a journal.
+
+    Example:
+        >>> fold(read(out / "journal.jsonl")).of("over")
+        [0, 2, 3]
+    """
     table = TrialTable()
     for entry in entries:
-        table.hear(entry)
+        table.observe(entry)
     return table
 
 
 def compared_all(entries: Iterable[Entry]) -> list[Entry]:
-    """The journal as if no change had set trials apart: all of them are compared with each other."""
+    """Return the entries as if no accepted change separated trials: all trials are compared with each other."""
     return [
         replace(entry, record=replace(entry.record, first_trial=0))
         if isinstance(entry.record, ChangesAccepted)
@@ -253,27 +276,27 @@ def compared_all(entries: Iterable[Entry]) -> list[Entry]:
     ]
 
 
-def _begun(record: TrialStarted, at: float, now_s: float) -> TrialSummary:
+def _started(record: TrialStarted, at: float, now_s: float) -> TrialSummary:
     workers = int(record.execution.get("workers", 1))
     return TrialSummary(record, at, at, at, now_s, workers, until_epoch=record.until_epoch)
 
 
 class _Spans:
-    """Who has how many workers since when, and why; and why other workers were asked for."""
+    """The workers of each trial over time, and the reasons of their changes."""
 
     def __init__(self) -> None:
         self.done: list[AllocationSpan] = []
         self._open: dict[int, AllocationSpan] = {}
         self._wanted: dict[int, str] = {}
 
-    def hear(self, record: TrialRecord, now_s: float) -> None:
+    def observe(self, record: TrialRecord, now_s: float) -> None:
         match record:
             case TrialStarted(trial=trial, execution=execution):
                 self._begin(trial, int(execution.get("workers", 1)), "started", now_s)
             case TrialResumed(trial=trial, workers=workers):
                 self._begin(trial, workers, "resumed", now_s)
-            case TrialAdopted(trial=trial, found=found):
-                self._begin(trial, len(found.workers), "adopted", now_s)
+            case TrialAdopted(trial=trial, adopted=adopted):
+                self._begin(trial, len(adopted.workers), "adopted", now_s)
             case TrialReallocated(trial=trial, reason=reason):
                 self._wanted[trial] = reason
             case TrialRegrouped(trial=trial, change=change) if trial in self._open:
@@ -288,16 +311,16 @@ class _Spans:
                 self._end(trial, state, now_s, reason)
 
     def end_all(self, ended: str, now_s: float) -> None:
-        """As of the entry before: nobody knows how long they went on."""
+        """End all spans at the entry before: their true ends are not known."""
         for trial in list(self._open):
             self._end(trial, ended, now_s)
 
     def open_until(self, now_s: float) -> list[AllocationSpan]:
         return [replace(span, end_s=now_s) for span in self._open.values()]
 
-    def _begin(self, trial: int, workers: int, begun: str, now_s: float) -> None:
+    def _begin(self, trial: int, workers: int, began_as: str, now_s: float) -> None:
         self._end(trial, "lost", now_s)
-        self._open[trial] = AllocationSpan(trial, now_s, now_s, workers, begun, "running")
+        self._open[trial] = AllocationSpan(trial, now_s, now_s, workers, began_as, "running")
 
     def _end(self, trial: int, ended: str, now_s: float, reason: str = "") -> None:
         if trial in self._open:

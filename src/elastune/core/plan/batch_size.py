@@ -35,11 +35,7 @@ from elastune.core.decisions import Snapshot
 from elastune.core.errors import UserError
 from elastune.core.formatting import number
 
-# What a measured gradient noise scale says of the global batch, in words. Pure.
-#
-# With batch b and noise scale B a training needs 1 + b / B times the samples that the smallest batches need, and 1 + B
-# / b times the steps that the largest need (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018,
-# section 2.3): below B larger batches save nearly as many steps as they are larger, far beyond it they save none.
+# The noise scale in words.
 
 NOISE_SCALE_SOURCE = "McCandlish et al. 2018"
 
@@ -54,16 +50,17 @@ def batch_against_noise(
     supports: str = "",
     outweighed: str = "",
 ) -> str:
-    """One sentence, without a capital and a full stop: ``batch`` beside the noise scale of a training.
+    """Return one sentence, without a capital and a full stop, that compares ``batch`` with the noise scale of a
+    training.
 
     Args:
-        batch: the global batch, in samples.
-        scale: the noise scale, in samples; None where it was not measured.
-        error: its standard error; None, or not finite, where it is not known.
-        whose: "the pick's", "the run's": whose batch it is.
-        when: the scale was measured; it grows as a training goes on.
-        supports: what else follows from the scale, said of batches up to it.
-        outweighed: what counts for more, said where the batch is beyond it.
+        batch: The global batch, in samples.
+        scale: The noise scale, in samples; None where it was not measured.
+        error: Its standard error; None, or not finite, where it is not known.
+        whose: The owner of the batch: "the pick's", "the run's".
+        when: When the scale was measured; it grows as a training goes on.
+        supports: What else follows from the scale for batches up to it.
+        outweighed: What counts for more where the batch is beyond it.
 
     Returns:
         The sentence; "" where the noise scale is not known.
@@ -84,24 +81,20 @@ def batch_against_noise(
 
 
 def samples_text(value: float) -> str:
-    """Samples that need not be whole: "412", "1.1"."""
+    """Return a number of samples, which need not be whole, as "412" or "1.1"."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-# How many workers a gradient noise scale supports, by the fitted step-time model. Pure.
-#
-# Batches up to about the noise scale B keep their efficiency: at B a step makes half of the progress that a step with
-# an infinite batch makes (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, section 2.2). A worker
-# with a share of b samples spends base_s + per_sample_s x b on a step, of which only the part that grows with b is
-# shared out among workers; it is efficient by per_sample_s x b / (base_s + per_sample_s x b).
+# The workers that a noise scale supports. At B a step makes half of the progress of an infinite batch's step.
 
 EFFICIENT_SHARE = 0.5  # the part of a worker's step that must go into samples
 
 
 def smallest_share(base_s: float, per_sample_s: float, efficiency: float = EFFICIENT_SHARE) -> float:
-    """Samples per worker at which ``efficiency`` of its step goes into samples; at least 1, infinite where none do.
+    """Return the samples per worker at which ``efficiency`` of its step goes into samples; at least 1, infinite for
+    none.
 
-    With ``efficiency`` one half that is base_s / per_sample_s. Raises ``ValueError`` for times that are no times and an
+    With ``efficiency`` one half that is base_s / per_sample_s. Raises ``ValueError`` for impossible times and an
     efficiency outside [0, 1).
     """
     if not (0 <= base_s < math.inf and 0 <= per_sample_s < math.inf and 0 <= efficiency < 1):
@@ -114,40 +107,32 @@ def smallest_share(base_s: float, per_sample_s: float, efficiency: float = EFFIC
 
 
 def supported_workers(noise_scale: float, share: float) -> int:
-    """The largest W with noise_scale / W >= ``share``, the samples that each must have; 0 where there is none."""
+    """Return the largest W with noise_scale / W >= ``share``, the least samples of a worker; 0 where there is none."""
     if not (noise_scale >= 0 and noise_scale < math.inf and share >= 1):
         raise ValueError(f"a noise scale is finite and a share at least 1, not {noise_scale} and {share}")
     return math.floor(noise_scale / share)
 
 
-# What a sample is worth in a larger batch: the efficiency of Pollux, which with samples a second makes its goodput.
-#
-# Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021, section 3.1, in
-# the form that its implementation AdaptDL uses.
+# Pollux's efficiency.
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Squared norm of the true gradient, and the variance of a gradient at the base batch size."""
+    """The squared norm of the true gradient, and the variance of a gradient at the base batch size."""
 
     gradient_sqr: float
     variance: float
 
 
 def efficiency(noise: Noise, batch: float, base_batch: float) -> float:
-    """Progress per sample at ``batch`` over that at ``base_batch``."""
+    """Return the progress per sample at ``batch`` over that at ``base_batch``."""
     scale = batch / base_batch
     remaining = noise.variance / scale + noise.gradient_sqr
     gain = (noise.variance + noise.gradient_sqr) / remaining if remaining > 0 else 1.0
     return gain / scale
 
 
-# How a learning rate follows the batch size: the rules people use, as functions of the ratio of batch sizes.
-#
-# ``none`` keeps it. ``sqrt`` keeps the variance of an update equal (Krizhevsky, "One weird trick for parallelizing
-# convolutional neural networks", 2014). ``linear`` keeps the mean progress per sample equal (Goyal et al., "Accurate,
-# Large Minibatch SGD", 2017, section 2.1). None of them is right everywhere: that is what tuning is for. Rules that
-# need more than the ratio, for changes while training runs, are in this file.
+# Learning-rate rules by the ratio of batch sizes.
 
 LR_RULES: Mapping[str, Callable[[float], float]] = MappingProxyType(
     {
@@ -160,9 +145,13 @@ LR_RULES: Mapping[str, Callable[[float], float]] = MappingProxyType(
 
 
 def scaled_lr(lr: float, batch: int, base_batch: int, rule: str) -> float:
-    """The learning rate for ``batch`` where ``lr`` belongs to ``base_batch``.
+    """Return the learning rate for ``batch`` where ``lr`` belongs to ``base_batch``.
 
     Raises ``UserError`` for an unknown rule and for batch sizes below one.
+
+    Example:
+        >>> scaled_lr(0.1, 256, 64, "sqrt")
+        0.2
     """
     factor = LR_RULES.get(rule)
     if factor is None:
@@ -172,19 +161,7 @@ def scaled_lr(lr: float, batch: int, base_batch: int, rule: str) -> float:
     return lr * factor(batch / base_batch)
 
 
-# How the learning rate follows a change of the batch size while training runs.
-#
-# The rules that need the ratio of batch sizes only are this file's: none, linear, sqrt. Two need more:
-#
-# adascale: by the gain of Johnson et al., "AdaScale SGD" (2020): with tr(Sigma) the variance of one sample's gradient
-# and
-#     |G|^2 the square of the true one, a step on b samples is worth 1 / (tr(Sigma) / b + |G|^2). Linear while the batch
-#     is far below the noise scale, constant far above it. Before anything is measured: as none.
-# legw: You et al., "Large-Batch Training for LSTM and Beyond" (2019): the square root of the ratio, with a warm-up
-# whose
-#     epochs grow linearly with the batch, so that its number of steps stays.
-#
-# No rule is right everywhere. All compose: old to middle to new is old to new (adascale: while its signals stay).
+# Learning-rate rules for a change of the batch size while training runs.
 
 RULES = (*LR_RULES, "adascale", "legw")
 WARMUP_EPOCHS = 0.2  # legw's, at the batch size that the run began with
@@ -209,12 +186,12 @@ def lr_change(
 ) -> LrChange:
     """Return the change of the learning rate when the global batch goes from ``old`` to ``new`` samples.
 
-    A learning rate that falls, falls at once: a small batch does not bear the rate of a large one.
+    A lower learning rate applies at once, because a small batch does not tolerate the rate of a large one.
 
     Args:
         rule: "none", "linear", "sqrt", "adascale" or "legw".
         old, new: Global batch sizes, in samples.
-        snapshot: Where the run stands.
+        snapshot: The state of the run.
         epoch_samples: Samples of an epoch, for legw. Without it, legw takes the samples of the epochs so far, and has
             no warm-up in the first epoch.
         warmup_epochs: The length of the warm-up at the first batch size, for legw.
@@ -259,7 +236,7 @@ def gain(variance: float, square: float, base: int, batch: int) -> float:
 
 
 def check_rule(rule: str) -> str:
-    """Return ``rule``. Raises ``UserError`` where it is none."""
+    """Return ``rule``. Raises ``UserError`` for an unknown one."""
     if rule not in RULES:
         raise UserError("unknown learning-rate rule", rule, f"use one of {', '.join(RULES)}")
     return rule

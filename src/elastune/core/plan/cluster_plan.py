@@ -27,16 +27,16 @@ from elastune.core.plan.search_time import SearchModel
 from elastune.core.plan.step_model import NORMAL_80, Estimates, StepModel
 from elastune.core.plan.step_time import Floats, StepSplits, StepWork, parts
 
-# Every way to divide a cluster among trainings at once and the axes of each training's mesh, as columns. Pure.
+# All divisions of a cluster, as columns.
 
 Columns = NDArray[np.float64]
-MOST_PLANS = 400_000  # before those are left out that cut a batch into more parts than it has samples
+MOST_PLANS = 400_000  # before plans with more parts than samples are left out
 MOST_BATCH = 2**31
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Like nodes, each with room for ``workers_each``, which have a faster link in common."""
+    """Equal nodes, each with room for ``workers_each``, which share a faster link."""
 
     count: int
     workers_each: int
@@ -53,16 +53,21 @@ class Nodes:
 
     @property
     def workers(self) -> int:
-        """All of them."""
+        """The workers of all nodes."""
         return self.count * self.workers_each
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a program can be given. ``batches`` and ``micros``: global batches and samples of a pass at most.
+    """The divisions that a program allows.
 
-    ``tensor`` and ``pipeline``: into how many parts its layers and its chain of them can be divided at most; ``shard``:
-    whether its state can be. ``width``: trainings at once at most. ``mesh``: the only one that is looked at, if any.
+    Attributes:
+        batches: The global batches to consider.
+        micros: The most samples of a pass to consider.
+        tensor, pipeline: The most parts into which its layers, and its chain of layers, can be divided.
+        shard: Whether its state can be divided.
+        width: The most concurrent trainings.
+        mesh: The only mesh to consider, if any.
     """
 
     batches: tuple[int, ...]
@@ -81,29 +86,30 @@ class Allowed:
 
 @dataclass(frozen=True)
 class Divisions:
-    """Plans for a whole cluster: ``width`` trainings at once, each split as ``splits``."""
+    """Plans for a whole cluster: ``width`` concurrent trainings, each split as ``splits``."""
 
     width: Columns
     splits: StepSplits
 
     def take(self, index: NDArray[np.intp] | slice) -> Divisions:
-        """Some of them."""
+        """Return the plans with these indices."""
         return Divisions(self.width[index], self.splits.take(index))
 
     @property
     def workers(self) -> Columns:
-        """That each plan uses, of the whole cluster."""
+        """The workers of the whole cluster that each plan uses."""
         return self.width * self.splits.workers
 
 
 def divisions(nodes: Nodes, allowed: Allowed) -> Divisions:
-    """All that ``allowed`` lets be, with sizes that divide the number of workers, or trainings as many as fit.
+    """Return all plans that ``allowed`` permits: sizes that divide the number of workers, and as many
+    trainings as fit.
 
-    Where that were more than ``MOST_PLANS``, as of workers with many divisors, some sizes are left out, so that the
-    others lie a like factor apart.
+    For numbers with many divisors that would be more than ``MOST_PLANS``. Then some sizes are left out, so that the
+    others have about equal ratios.
 
     Raises:
-        UserError: Where ``allowed`` asks for a mesh that does not divide the cluster, the batch or the program.
+        UserError: Where the mesh of ``allowed`` does not divide the cluster, the batch or the program.
     """
     total = nodes.workers
     if allowed.mesh is not None:
@@ -135,7 +141,7 @@ def divisions(nodes: Nodes, allowed: Allowed) -> Divisions:
 
 
 def check_mesh(mesh: Mesh, nodes: Nodes, allowed: Allowed) -> None:
-    """Raise ``UserError`` for a mesh that does not divide the workers there are, or what it is to divide."""
+    """Raise ``UserError`` for a mesh that does not divide the workers, the batch or the program evenly."""
     if nodes.workers % mesh.workers:
         value = f"{mesh}: {mesh.workers} of {nodes.workers} workers"
         raise UserError("a mesh must divide the workers of the cluster", value, "use axes whose product divides them")
@@ -152,7 +158,7 @@ def check_mesh(mesh: Mesh, nodes: Nodes, allowed: Allowed) -> None:
 
 
 def _meshes(total: int, sizes: Sequence[int], allowed: Allowed) -> list[tuple[int, int, int, int]]:
-    """Every mesh of ``sizes`` that ``total`` workers carry, as data, shard, tensor and pipeline."""
+    """Every mesh of ``total`` workers with axes of ``sizes``, as data, shard, tensor and pipeline."""
     most = max(allowed.batches)  # no more parts than samples
     if allowed.mesh is not None:
         return [(allowed.mesh.data, allowed.mesh.shard, allowed.mesh.tensor, allowed.mesh.pipeline)]
@@ -166,13 +172,15 @@ def _meshes(total: int, sizes: Sequence[int], allowed: Allowed) -> list[tuple[in
 
 
 def _widths(total: int, sizes: Sequence[int], allowed: Allowed, mesh: tuple[int, int, int, int]) -> tuple[int, int]:
-    """The most trainings at once on such meshes, and how many numbers of them are looked at, at most."""
+    """The most concurrent trainings on such meshes, and how many numbers of them are considered at most."""
     most = min(total // math.prod(mesh), allowed.width)
     return most, bisect_right(sizes, most) + 1
 
 
 def _thinned(sizes: Sequence[int], apart: float) -> list[int]:
-    """Some of ``sizes``, ascending, each at least ``apart`` times the one before; the first and the last are kept."""
+    """Some of the ascending ``sizes``, each at least ``apart`` times the one before; the first and the last
+    are kept.
+    """
     kept = [sizes[0]]
     for size in sizes[1:-1]:
         if size >= apart * kept[-1]:
@@ -180,10 +188,7 @@ def _thinned(sizes: Sequence[int], apart: float) -> list[int]:
     return [*kept, *sizes[1:][-1:]]
 
 
-# How to split a cluster: every division judged by time, cost and memory, and the best of them. Pure.
-#
-# The time of a search is that of its rounds (``search_time``), each training's step that of the step model
-# (``step_time``). Its interval has both in it: what is not known of the step, and of the price of parallel proposals.
+# Every division judged by time, cost and memory.
 
 CLOSE = 2_000  # plans whose intervals are looked at: the best by the physical form alone
 
@@ -225,7 +230,7 @@ class PlanBounds:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """One way to split a cluster: ``width`` trainings at once, each on ``mesh``. All times are modelled.
+    """A division of a cluster: ``width`` trainings at once, each on ``mesh``. All times are modelled.
 
     Attributes:
         sharded: Whether the axis ``shard`` divides parameters too, not only gradients and optimizer state.
@@ -287,12 +292,13 @@ def best_plans(
     *,
     of_a_kind: bool = True,
 ) -> tuple[ClusterPlan, ...]:
-    """The ``most`` best: the fastest, or the cheapest of those that keep the deadline.
+    """Return the ``most`` best plans: the fastest, or the cheapest within the deadline.
 
     ``of_a_kind``: one of each (width, mesh), whatever its batches.
 
     Raises:
-        UserError: Where no plan fits the memory (with what would), or none keeps the deadline (with what is nearest).
+        UserError: Where no plan fits the memory (the error names one that would), or none keeps the deadline (the error
+            names the nearest).
     """
     all_plans = divisions(nodes, allowed)
     sharded, memory = _memory(forecast.held, forecast.work, all_plans.splits, wanted.memory_bytes)
@@ -304,23 +310,23 @@ def best_plans(
     by_time, by_cost = np.argsort(rough)[:CLOSE], np.argsort(rough * all_plans.workers[fits])[:CLOSE]
     close = fits[np.unique(np.concatenate([by_time, by_cost]))]
     plans, sharded, memory = all_plans.take(close), sharded[close], memory[close]
-    told = _judged(forecast, plans, sharded, memory, wanted)
+    judged = _judged(forecast, plans, sharded, memory, wanted)
     if wanted.deadline_s is not None:
-        kept = [plan for plan in told if plan.interval_s[1] <= wanted.deadline_s]  # in nine cases of ten
+        kept = [plan for plan in judged if plan.interval_s[1] <= wanted.deadline_s]  # in nine cases of ten
         if not kept:
-            nearest = min(told, key=lambda plan: plan.interval_s[1])
+            nearest = min(judged, key=lambda plan: plan.interval_s[1])
             value = f"{duration(wanted.deadline_s)}; the nearest is {duration(nearest.interval_s[1])}"
             value += f", in 9 cases of 10 ({duration(nearest.seconds)} expected)"
             fix = f"use --deadline above that, more --nodes or fewer --runs ({_short(nearest)})"
             raise UserError("a deadline must be one that a plan can keep", value, fix)
-        told = sorted(kept, key=lambda plan: (plan.cost, plan.seconds))
+        judged = sorted(kept, key=lambda plan: (plan.cost, plan.seconds))
     else:
-        told = sorted(told, key=lambda plan: (plan.seconds, plan.workers))
-    return _distinct(told, most) if of_a_kind else tuple(told[:most])
+        judged = sorted(judged, key=lambda plan: (plan.seconds, plan.workers))
+    return _distinct(judged, most) if of_a_kind else tuple(judged[:most])
 
 
 def check_fits(held: HeldAlone, work: StepWork, nodes: Nodes, allowed: Allowed, wanted: PlanBounds) -> None:
-    """Raise ``UserError`` where no plan fits the memory that is ``wanted``: known before anything is launched."""
+    """Raise ``UserError`` where no plan fits the ``wanted`` memory, before anything starts."""
     if wanted.memory_bytes is None:
         return
     plans = divisions(nodes, allowed)
@@ -344,16 +350,16 @@ def _memory(
 def step_parts(
     forecast: ProgramForecast, splits: StepSplits, sharded: NDArray[np.bool_]
 ) -> tuple[Floats, dict[str, Floats]]:
-    """Seconds of a step by the physical form, and what they are made of."""
-    told = parts(np.exp(forecast.model.best.log_constants), forecast.work, splits, sharded)
-    return np.sum(list(told.values()), axis=0), told
+    """Return the seconds of a step by the physical form, and the seconds of each of its parts."""
+    seconds = parts(np.exp(forecast.model.best.log_constants), forecast.work, splits, sharded)
+    return np.sum(list(seconds.values()), axis=0), seconds
 
 
 def step_estimates(forecast: ProgramForecast, splits: StepSplits, sharded: NDArray[np.bool_]) -> Estimates:
-    """Seconds of a step of plans, of which some are ``sharded``."""
-    told = forecast.model.estimate(forecast.work, splits)
+    """Return the seconds of a step of plans, of which some are ``sharded``."""
+    estimates = forecast.model.estimate(forecast.work, splits)
     more = step_parts(forecast, splits, sharded)[0] / step_parts(forecast, splits, np.zeros_like(sharded))[0]
-    return Estimates(told.step_s * more, told.low_s * more, told.high_s * more)
+    return Estimates(estimates.step_s * more, estimates.low_s * more, estimates.high_s * more)
 
 
 def _judged(
@@ -361,8 +367,8 @@ def _judged(
 ) -> list[ClusterPlan]:
     splits, search = plans.splits, forecast.search
     estimated = step_estimates(forecast, splits, sharded)
-    rough_s, told = step_parts(forecast, splits, sharded)
-    names, shares = list(told), np.stack(list(told.values())) / rough_s
+    rough_s, part_s = step_parts(forecast, splits, sharded)
+    names, shares = list(part_s), np.stack(list(part_s.values())) / rough_s
     largest = shares.argmax(axis=0)
     steps = estimated.step_s, estimated.low_s, estimated.high_s
     middle = search.seconds(plans.width, splits.batch, estimated.step_s)
@@ -401,12 +407,12 @@ def _judged(
 
 
 def _distinct(plans: Iterable[ClusterPlan], most: int) -> tuple[ClusterPlan, ...]:
-    found: dict[tuple[int, Mesh], ClusterPlan] = {}
+    best: dict[tuple[int, Mesh], ClusterPlan] = {}
     for plan in plans:
-        found.setdefault((plan.width, plan.mesh), plan)
-        if len(found) == most:
+        best.setdefault((plan.width, plan.mesh), plan)
+        if len(best) == most:
             break
-    return tuple(found.values())
+    return tuple(best.values())
 
 
 def _nothing_fits(plans: Divisions, memory: Floats, wanted: PlanBounds) -> UserError:
@@ -421,24 +427,29 @@ def _short(plan: ClusterPlan) -> str:
     return f"{plan.width} at once on {plan.mesh}"
 
 
-# Where twice the workers would go: by what factor each axis would shorten a plan, and in words why. Pure.
+# The gain of twice the workers along each axis, and its reason in words.
 
 AXES = ("width", "data", "shard", "tensor", "pipeline")
-SHOWN_CHANGE = 0.02  # of a step: what changes by less is not worth a word
+SHOWN_CHANGE = 0.02  # of a step; smaller changes are not mentioned
 
 
 @dataclass(frozen=True)
 class Doubling:
-    """``factor`` by which a plan would be faster, and ``why``. ``factor`` None: it cannot be, for the reason told."""
+    """The effect of twice the workers along an axis: the plan would be ``factor`` times as fast, and ``why``.
+
+    ``factor`` None: the axis cannot be doubled, for the reason in ``why``.
+    """
 
     factor: float | None
     why: str
 
 
 def doublings(forecast: ProgramForecast, plan: ClusterPlan, nodes: Nodes, allowed: Allowed) -> dict[str, Doubling]:
-    """What twice the workers along each axis of ``plan`` would bring, the most first; what cannot be stands last."""
-    found = {axis: _doubled(axis, forecast, plan, nodes, allowed) for axis in AXES}
-    return dict(sorted(found.items(), key=lambda each: -(each[1].factor or 0.0)))
+    """Return the effect of twice the workers along each axis of ``plan``, the largest first and impossible
+    ones last.
+    """
+    by_axis = {axis: _doubled(axis, forecast, plan, nodes, allowed) for axis in AXES}
+    return dict(sorted(by_axis.items(), key=lambda each: -(each[1].factor or 0.0)))
 
 
 def _doubled(axis: str, forecast: ProgramForecast, plan: ClusterPlan, nodes: Nodes, allowed: Allowed) -> Doubling:
@@ -481,14 +492,14 @@ def _wider(forecast: ProgramForecast, plan: ClusterPlan) -> Doubling:
     now, then = (float(each) for each in search.rounds(np.array([plan.width, 2.0 * plan.width])))
     why = f"{number(now, 3)} rounds of trainings become {number(then, 3)}"
     if now / then < 2 - SHOWN_CHANGE:
-        reasons = ["proposals made at once know less of one another"] if search.crowding else []
-        reasons += ["the last trainings are waited for"] if search.variation else ["rounds are whole"]
+        reasons = ["concurrent proposals know less of each other"] if search.crowding else []
+        reasons += ["the search waits for the last trainings"] if search.variation else ["rounds are whole"]
         why += f", not half as many: {' and '.join(reasons)}"
     return Doubling(now / then, why)
 
 
 def _changes(before: Mapping[str, Floats], after: Mapping[str, Floats], step_s: float) -> str:
-    """Which part of a step falls most, and which grows most."""
+    """The part of a step that falls most, and the part that grows most."""
     changes = {name: float(after[name][0] - before[name][0]) for name in before}
     least, most = min(changes, key=changes.__getitem__), max(changes, key=changes.__getitem__)
     words = []
@@ -501,25 +512,23 @@ def _changes(before: Mapping[str, Floats], after: Mapping[str, Floats], step_s: 
 
 def _column(plan: ClusterPlan, mesh: Mesh, nodes: Nodes) -> StepSplits:
     micro = min(plan.micro, -(-plan.batch // mesh.batch))
-    told = (plan.batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, nodes.workers_each)
-    return StepSplits(*(np.array([each], float) for each in told))
+    values = (plan.batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, nodes.workers_each)
+    return StepSplits(*(np.array([each], float) for each in values))
 
 
-# Whether one training can use all workers of a cluster: what each computes in a step against what it waits for.
-#
-# Modelled, from the same physical form as plans.
+# Why one training cannot use all workers: its computation in a step against its waiting times, both modelled.
 
-LEAST_LOSS = 1.05  # by what factor a step on all workers must be longer than on fewer, to be told
+LEAST_LOSS = 1.05  # a step on all workers is reported where it is longer by this factor than on fewer
 
 
 def unused_workers_text(forecast: ProgramForecast, nodes: Nodes, batch: int, parameters: float) -> str:
     """Return why one training cannot use all workers of a cluster, in one sentence; "" where it can.
 
     Args:
-        forecast: What is known of the program and the machine.
+        forecast: The program and the machine, as far as they are known.
         nodes: The cluster.
         batch: The program's own global batch, in samples.
-        parameters: How many the model has.
+        parameters: The number of the model's parameters.
 
     Returns:
         The sentence, with what each worker would compute in a step and how long it would wait for gradients.

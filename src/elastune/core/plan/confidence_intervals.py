@@ -1,6 +1,7 @@
-"""Confidence intervals: for a mean over few seeds within a metric's bounds, and for a proportion over many samples.
+"""Confidence intervals for a mean over few seeds within a metric's bounds, and for a proportion over many samples.
 
-And the test that a mean is no worse than another one's."""
+The file also has the test that a mean is no worse than another one.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from scipy.special import ndtri, stdtrit  # quantiles; scipy.stats has them, too
 
 
 def mean_ci(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None]:
-    """Mean and half-width of its two-sided confidence interval at ``level`` (Student's t, n - 1 degrees of freedom).
+    """Return the mean and the half-width of its two-sided confidence interval at ``level``.
 
-    One value has no spread: its half-width is None, not zero. Raises ``ValueError`` where there are no values or one
-    is not finite (a diverged seed is a count of its own, not a value).
+    The interval is Student's, with n - 1 degrees of freedom. One value has no spread: its half-width is None, not zero.
+    Raises ``ValueError`` for no values, or one that is not finite (a diverged seed is a count of its own, not a value).
     """
     _check_level(level)
     if not values or not all(map(math.isfinite, values)):
@@ -30,7 +31,7 @@ def mean_ci(values: Sequence[float], level: float = 0.95) -> tuple[float, float 
 
 
 def wilson(successes: int, total: int, level: float = 0.95) -> tuple[float, float]:
-    """Lower and upper end of Wilson's score interval for a proportion (Wilson, JASA 1927).
+    """Return the lower and upper end of Wilson's score interval for a proportion (Wilson, JASA 1927).
 
     It stays within [0, 1] and keeps its level near 0 and 1, where mean +- z * standard error does not.
     """
@@ -95,10 +96,12 @@ def bounded_ci(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Whether a metric is no worse than a baseline's by more than ``margin``. Losses are what it is worse by.
+    """The verdict whether a metric is worse than a baseline's by less than ``margin``.
 
-    ``loss``: the mean over ``pairs`` of seeds; ``low`` and ``high``: one-sided bounds of it, each at ``level`` (None
-    of too few pairs). "holds": ``high`` is below ``margin``. "falls": ``low`` is above it. Else it is "not shown".
+    Attributes:
+        loss: The mean loss, the amount by which the metric is worse, over ``pairs`` of seeds.
+        low, high: One-sided bounds of it, each at ``level``; None for too few pairs.
+        verdict: "holds": ``high`` is below ``margin``. "falls": ``low`` is above it. Else "not shown".
     """
 
     loss: float
@@ -118,9 +121,10 @@ class Comparison:
 def non_inferiority(losses: Sequence[float], margin: float, level: float = 0.95) -> Comparison:
     """Compare pairs, each of one seed: by how much the metric is worse than its baseline's.
 
-    Two one-sided paired t-tests against ``margin`` (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 1987;
-    non-inferiority is the first of them). Pairs share their seed and their test samples: it is a statement on these
-    samples. Raises ``ValueError`` for no pairs, losses that are not finite, or a margin that is not positive.
+    The method is two one-sided paired t-tests against ``margin`` (Schuirmann, Journal of Pharmacokinetics and
+    Biopharmaceutics 1987; non-inferiority is the first of them). Pairs share their seed and their test samples, so the
+    result holds for these samples. Raises ``ValueError`` for no pairs, losses that are not finite, or a margin that is
+    not positive.
     """
     if not (math.isfinite(margin) and margin > 0):
         raise ValueError(f"a margin is positive, not {margin}")
@@ -131,7 +135,7 @@ def non_inferiority(losses: Sequence[float], margin: float, level: float = 0.95)
 
 
 def _two_bounds(values: Sequence[float], samples: int | None, level: float) -> tuple[float, float]:
-    """Of values in [0, 1]. Variances are told as parts of that of one sample, p (1 - p)."""
+    """The interval of values in [0, 1]. Variances are relative to the variance of one sample, p (1 - p)."""
     k = len(values)
     rate = min(1.0, math.fsum(values) / k)
     one = rate * (1 - rate)
@@ -147,7 +151,7 @@ def _two_bounds(values: Sequence[float], samples: int | None, level: float) -> t
 
 
 def _one_bound(distance: float, half: float) -> tuple[float, float]:
-    """Of a positive mean whose Student's interval has the half-width ``half``."""
+    """The interval of a positive mean whose Student's interval has the half-width ``half``."""
     if distance <= 0:
         return 0.0, 0.0
     factor = math.exp(min(half / distance, 700.0))

@@ -29,17 +29,7 @@ from elastune.core.journal.records import LinkMeasured, TimesFitted
 from elastune.core.plan.links import Hosts, RingLink, allreduce_s, fit_links
 from elastune.core.plan.step_time import Floats
 
-# How long a step takes in data parallelism, of a program that was timed and not looked into.
-#
-# ``terms`` says what a step takes on any mesh, from what a rehearsal has counted of the program. Frontiers, and
-# policies in a run, count nothing. They have timed the program, and ask for other batches and other numbers of workers.
-# To them all terms of a pass are one line, ``base_s + per_sample_s * share``, where the largest share decides;
-# gradients are summed by the formula of ``terms`` (``links.allreduce_s``). Both say the same of the same step
-# (``tests/core/plan/steps/test_data_parallel.py``). ``timed_steps`` has the fits.
-#
-# Where links were not measured, a sum has Pollux's form: so much on two workers, and so much more for each further one
-# (``DataParallelStep.linear``). Pass and sum together take (Tg^y + Tr^y)^(1/y), y = 1 for no overlap (Qiao et al.,
-# "Pollux", OSDI 2021, section 3.2).
+# The form of a step's time.
 
 
 @dataclass(frozen=True)
@@ -63,12 +53,14 @@ class DataParallelStep:
     def linear(
         cls, base_s: float, per_sample_s: float, pair_s: float, per_worker_s: float, overlap: float = 1.0
     ) -> DataParallelStep:
-        """Pollux's: a reduction of two workers takes ``pair_s``, and ``per_worker_s`` more for each further one."""
+        """Return Pollux's form: a reduction of two workers takes ``pair_s``, and ``per_worker_s`` more for each further
+        worker.
+        """
         return cls(base_s, per_sample_s, per_worker_s / 2, 0.0, 0, overlap, pair_s - per_worker_s)
 
     @classmethod
     def from_record(cls, record: TimesFitted) -> DataParallelStep:
-        """The model that a journal holds."""
+        """Return the model that a journal holds."""
         across = record.across
         return cls(
             base_s=record.base_s,
@@ -87,17 +79,20 @@ class DataParallelStep:
         return RingLink(self.latency_s, self.seconds_per_byte)
 
     def hosts_for(self, workers: int) -> int:
-        """On how many hosts so many workers stand: as few as it takes."""
+        """Return the least number of hosts that have room for so many workers."""
         return 1 if self.hosts is None else self.hosts.needed(workers)
 
     def gradient_s(self, batch: int, workers: int, passes: int = 1) -> float:
-        """Seconds until the worker with the largest share has its gradient, in so many ``passes``."""
+        """Return the seconds until the worker with the largest share has its gradient, in so many ``passes``."""
         if batch < 1 or workers < 1:
             raise ValueError(f"a step needs batch >= 1 and workers >= 1, not {batch} and {workers}")
         return passes * self.base_s + self.per_sample_s * -(-batch // workers)
 
     def reduction_s(self, workers: int, hosts: int | None = None) -> float:
-        """Seconds of one all-reduce of the gradients; 0 for a lone worker. ``hosts``: None for as few as it takes."""
+        """Return the seconds of one all-reduce of the gradients; 0 for a lone worker.
+
+        ``hosts``: the number of hosts; None for the least possible.
+        """
         if workers == 1:
             return 0.0
         count = 1 if self.hosts is None else min(workers, hosts or self.hosts.needed(workers))
@@ -105,21 +100,21 @@ class DataParallelStep:
         return self.fixed_s + float(allreduce_s(self.link, across, self.grad_bytes, workers, count))
 
     def step_s(self, batch: int, workers: int, hosts: int | None = None, *, passes: int = 1, every: int = 1) -> float:
-        """Seconds of one whole step.
+        """Return the seconds of one whole step.
 
         Args:
             batch: Samples of all workers.
-            workers: How many.
-            hosts: On how many of them these stand; None for as few as it takes.
-            passes: In how many the largest share is run.
-            every: Steps from one reduction to the next; each has its part of it.
+            workers: The number of workers.
+            hosts: The number of their hosts; None for the least possible.
+            passes: The passes in which the largest share is run.
+            every: Steps from one reduction to the next; each step carries its part of it.
         """
         reduction_s = self.reduction_s(workers, hosts) / every
         return overlapped(self.gradient_s(batch, workers, passes), reduction_s, self.overlap)
 
 
 def overlapped(compute_s: float, reduce_s: float, overlap: float) -> float:
-    """(compute^y + reduce^y)^(1/y): the sum for y = 1, the larger of both as y grows."""
+    """Return (compute^y + reduce^y)^(1/y): the sum for y = 1, the larger of both as y grows."""
     longer, shorter = max(compute_s, reduce_s), max(min(compute_s, reduce_s), 0.0)
     if longer <= 0:
         return 0.0
@@ -127,20 +122,16 @@ def overlapped(compute_s: float, reduce_s: float, overlap: float) -> float:
     return longer * float((1.0 + (shorter / longer) ** overlap) ** (1.0 / overlap))
 
 
-# What measured steps of a program say of all of its steps in data parallelism (``data_parallel``), by least squares.
-#
-# ``fit_parts`` is for a frontier, which measures on purpose: steps of one worker, and the link by itself. ``fit_steps``
-# is for a policy in a run, which sees whole steps, on whatever workers there are. Neither has a prior or an interval:
-# how far off they are is told by steps that were held out. ``step_model`` fits ``terms``, and has both.
+# Least-squares fits to measured steps.
 
 OVERLAPS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # that ``fit_steps`` chooses among
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A measured step of a global ``batch``; ``compute_s``: the seconds of it before the reduction, where known.
+    """A measured step of a global ``batch``.
 
-    ``hosts``: on how many of them its workers stood.
+    ``compute_s``: the seconds before the reduction, where known; ``hosts``: the number of hosts of its workers.
     """
 
     workers: int
@@ -157,14 +148,17 @@ class Observation:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted model, the worker counts it was fitted or checked on, and predicted over measured for held-out steps."""
+    """A fitted model, with the numbers of workers that it was fitted or checked on.
+
+    ``errors``: predicted over measured seconds of held-out steps.
+    """
 
     model: DataParallelStep
     measured_workers: tuple[int, ...]
     errors: dict[str, float]
 
     def to_record(self) -> TimesFitted:
-        """The serialised form. It has no field for overlap or a fixed part: models with them are refused."""
+        """Return the serialised form. It has no field for overlap or a fixed part: models with them are refused."""
         model, hosts = self.model, self.model.hosts
         if model.overlap != 1.0 or model.fixed_s:
             raise ValueError(f"the journal holds no overlap exponent and no fixed part, {model} has")
@@ -188,10 +182,10 @@ def fit_parts(
     held_out: Sequence[Observation] = (),
     workers_per_host: int | None = None,
 ) -> Fit:
-    """The model from steps of one worker, ``(share, seconds)``, and from measured links.
+    """Return the model from steps of one worker, ``(share, seconds)``, and from measured links.
 
-    ``held_out`` steps take no part in the fit: ``errors`` tells predicted over measured for each, by its batch, worker
-    count and hosts (repeats by their median). ``workers_per_host``: None where all workers are on one host.
+    ``held_out`` steps take no part in the fit: ``errors`` has predicted over measured seconds for each, by its batch,
+    workers and hosts (repeats by their median). ``workers_per_host``: None where all workers are on one host.
     """
     base_s, per_sample_s = fit_gradient(gradients)
     within, hosts = fit_links(links, workers_per_host)
@@ -208,10 +202,10 @@ def fit_parts(
 
 
 def fit_gradient(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """(base_s, per_sample_s) from (share, seconds) pairs; repeats of a share count once, by their median.
+    """Return (base_s, per_sample_s) from (share, seconds) pairs; repeats of a share count once, by their median.
 
-    Least relative squared error with both parameters >= 0. From a single share only the sum can be known: it is then
-    laid on the samples (base 0), which predicts no gain from larger shares that nobody measured.
+    The fit has the least squared relative error with both parameters >= 0. A single share determines only the sum. It
+    is then attributed to the samples (base 0), which predicts no gain from larger shares that nobody measured.
     """
     timed = _medians(((share,), time_s) for share, time_s in samples)
     if not timed or min(timed) < (1,):
@@ -223,11 +217,12 @@ def fit_gradient(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def fit_steps(observed: Sequence[Observation]) -> DataParallelStep:
-    """The model from whole steps, at least one, each with its ``compute_s``; by relative errors of both times.
+    """Return the model from whole steps, at least one, each with its ``compute_s``, by relative errors of
+    both times.
 
-    Linear in all parameters but the overlap, of which the best of ``OVERLAPS`` is taken. Optimistic about what was not
-    seen (Pollux, section 4.1): with one local batch only, further samples are taken to cost nothing; so are reductions
-    before two workers were seen, and further workers before three were.
+    The model is linear in all parameters but the overlap, of which the best of ``OVERLAPS`` is taken. It is optimistic
+    about unseen settings (Pollux, section 4.1). With one local batch, further samples cost nothing. Reductions cost
+    nothing before two workers were seen, and further workers before three were.
     """
     workers = np.array([o.workers for o in observed], dtype=float)
     share = np.array([o.share for o in observed], dtype=float)

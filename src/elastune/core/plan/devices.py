@@ -16,7 +16,7 @@ from elastune.core.formatting import number
 from elastune.core.plan.step_time import Constant
 
 REACHED = 0.5  # of a published peak, assumed
-WITHIN = 3.0  # that may be off by this factor either way
+WITHIN = 3.0  # the true value lies within this factor
 UPDATE_TRAFFIC = 7  # bytes read or written for a byte of gradients by an optimizer with two moments
 KERNEL_S = 1e-5  # to launch one from Python, assumed
 KERNELS = 10  # of a layer, forward and backward, assumed
@@ -47,7 +47,7 @@ class Device:
 
     @property
     def line(self) -> str:
-        """What is assumed, in one line."""
+        """The assumptions, in one line."""
         memory = "" if self.memory_bytes is None else f", {number(self.memory_bytes / 1e9)} GB"
         return (
             f"assumed: {self.name}, {number(self.peak_flop_s / 1e12)} TFLOP/s in float32, "
@@ -56,9 +56,9 @@ class Device:
         )
 
     def constants(self) -> tuple[Constant, ...]:
-        """What the step model takes for it before any measurement; the links between nodes are not in it."""
+        """Return what the step model assumes of the device before any measurement, without the links between nodes."""
         flop, byte, link = (1 / (REACHED * peak) for peak in (self.peak_flop_s, self.memory_bytes_s, self.link_bytes_s))
-        told = {
+        constants = {
             "flop_s": (flop, WITHIN),
             "edge_flop_s": (flop, WITHIN),
             "split_byte_s": (byte, WITHIN),
@@ -75,7 +75,7 @@ class Device:
             "pass_s": (1e-3, WITHIN),
             "fixed_s": (1e-3, WITHIN),
         }
-        return tuple(Constant(name, *each) for name, each in told.items())
+        return tuple(Constant(name, *each) for name, each in constants.items())
 
 
 def _gpu(name: str, tflop_s: float, gb_s: float, gb: float, link_gb_s: float, source: str) -> Device:
@@ -101,7 +101,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
 
 
 def device_named(name: str) -> Device:
-    """Return the device that a plan is asked for.
+    """Return the device of that name.
 
     Args:
         name: A name of ``DEVICES``, in letters of any case.
@@ -110,14 +110,14 @@ def device_named(name: str) -> Device:
         Its published figures.
 
     Raises:
-        UserError: For a name that is not known.
+        UserError: For an unknown name.
 
     Example:
         >>> device_named("h100").memory_bytes
         80000000000.0
     """
-    found = DEVICES.get(name.lower())
-    if found is None:
+    device = DEVICES.get(name.lower())
+    if device is None:
         fix = f"use one of {', '.join(DEVICES)}, or --probe on the cluster"
         raise UserError("a plan's device must be one that is known", name[:100], fix)
-    return found
+    return device

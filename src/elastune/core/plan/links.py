@@ -25,18 +25,13 @@ from elastune.core.communication import Hop, Route, Topology, chunks_of, relay_s
 from elastune.core.journal.records import LinkFitted, LinkMeasured
 from elastune.core.slots import cut, subtrees
 
-# What a reduction travels on: the link within a host and, where there are several hosts, the one across them. Pure.
-#
-# A ring all-reduce: 2(W-1) messages of latency and 2(W-1)/W of the bytes over its slowest link (Thakur, Rabenseifner,
-# Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005). Ranks stand host by host, so that
-# of a ring over several hosts one hop enters each and one leaves it: the slowest link is the one across. All that says
-# how long a step takes has its sums from here.
+# The links within a host and between hosts.
 
 FloatOrArray = float | NDArray[np.float64]
 
 
 class RingLink(NamedTuple):
-    """Seconds of one message, however small, and of each byte."""
+    """A link: the seconds of one message of any size, and of each byte."""
 
     latency_s: float = 0.0
     seconds_per_byte: float = 0.0
@@ -49,7 +44,9 @@ class RingLink(NamedTuple):
 def ring_allreduce_s(
     link: tuple[FloatOrArray, FloatOrArray], size_bytes: FloatOrArray, workers: FloatOrArray
 ) -> FloatOrArray:
-    """Seconds of a ring all-reduce, or of many, as arrays; 0 for a lone worker. ``link``: as in ``RingLink``."""
+    """Return the seconds of a ring all-reduce, or of many, as arrays; 0 for a lone worker. ``link``: as in
+    ``RingLink``.
+    """
     hop_s, seconds_per_byte = link
     return 2 * (workers - 1) * (hop_s + size_bytes * seconds_per_byte / workers)
 
@@ -61,13 +58,13 @@ def allreduce_s(
     workers: FloatOrArray,
     hosts: FloatOrArray,
 ) -> FloatOrArray:
-    """The same where workers stand on so many ``hosts``: a ring ``within`` the fullest, then one ``across`` them."""
+    """Return the seconds of a ring all-reduce ``within`` the fullest of the ``hosts``, then one ``across`` them."""
     return ring_allreduce_s(within, size_bytes, np.ceil(workers / hosts)) + ring_allreduce_s(across, size_bytes, hosts)
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Several hosts: what connects them, and how many workers fit each."""
+    """Several hosts: the link between them, and the number of workers that fit each."""
 
     link: RingLink
     workers_each: int
@@ -77,27 +74,29 @@ class Hosts:
             raise ValueError(f"a host has room for at least one worker, not {self.workers_each}")
 
     def needed(self, workers: int) -> int:
-        """On how many of them so many workers stand."""
+        """Return the least number of hosts for so many workers."""
         return -(-workers // self.workers_each)
 
 
 def fit_link(measured: Sequence[LinkMeasured]) -> RingLink | None:
-    """The median over measured all-reduces, each divided by the ring's share of it; None where nobody measured any.
+    """Return the median over measured all-reduces, each divided by the ring's share of it; None without
+    measurements.
 
-    What a lone worker measured says nothing and is passed over.
+    A lone worker measures no link, so its measurement is left out.
     """
-    told = [link for link in measured if link.workers > 1]
-    if not told:
+    links = [link for link in measured if link.workers > 1]
+    if not links:
         return None
-    latency_s = median(max(0.0, link.latency_s) / (2 * (link.workers - 1)) for link in told)
-    per_byte = median(max(0.0, link.seconds_per_byte) * link.workers / (2 * (link.workers - 1)) for link in told)
+    latency_s = median(max(0.0, link.latency_s) / (2 * (link.workers - 1)) for link in links)
+    per_byte = median(max(0.0, link.seconds_per_byte) * link.workers / (2 * (link.workers - 1)) for link in links)
     return RingLink(latency_s, per_byte)
 
 
 def fit_links(measured: Sequence[LinkMeasured], workers_each: int | None = None) -> tuple[RingLink, Hosts | None]:
-    """The link within a host, and the hosts where several of them, with ``workers_each``, were measured across.
+    """Return the link within a host and, where several hosts with ``workers_each`` were measured, the link between
+    them.
 
-    A link that nobody measured is taken to be as the other one; without any, reducing is free.
+    An unmeasured link counts as equal to the other one. Without any measurement, reductions are free.
     """
     within = fit_link([link for link in measured if link.hosts <= 1])
     across = fit_link([link for link in measured if link.hosts > 1])
@@ -105,13 +104,9 @@ def fit_links(measured: Sequence[LinkMeasured], workers_each: int | None = None)
     return within or across or RingLink(), hosts
 
 
-# How long sums take on their routes, by what was measured of the links between hosts, and which routes are best. Pure.
-#
-# A model, not a measurement: a message keeps busy the way between two hosts at that pair's rate, the one host's link
-# out and the other's link in each at its own; one waits behind the other, and a hop begins when all it needs has
-# arrived. It is fitted by latency and rate of each pair of hosts.
+# The model of a topology.
 
-WITHIN_S, WITHIN_BYTES_S = 5e-5, 2e9  # of two workers on one host: taken, not measured; it is hardly ever what decides
+WITHIN_S, WITHIN_BYTES_S = 5e-5, 2e9  # of two workers on one host: assumed, not measured; it hardly ever decides
 HOP_S = 2e-4  # that a worker spends on each hop, whatever its size
 CHUNKS = (8, 16, 32)  # that a vector may be cut into
 LEAST_KIB = 64  # of a chunk
@@ -122,7 +117,7 @@ WORTHWHILE_RATIO = 0.85  # another topology must promise no more than so much of
 
 @dataclass(frozen=True)
 class HostLinks:
-    """What was measured between ``hosts``, which are in order of their first ranks.
+    """The measured links between ``hosts``, which are in order of their first ranks.
 
     ``latency_s``, ``bytes_s``: from host i (first index) to host j.
     """
@@ -132,14 +127,14 @@ class HostLinks:
     bytes_s: tuple[tuple[float, ...], ...]
 
     def of(self, source: str, to: str) -> tuple[float, float]:
-        """Latency and rate from one host to another, or within one."""
+        """Return latency and rate from one host to another, or within one."""
         if source == to:
             return WITHIN_S, WITHIN_BYTES_S
         i, j = self.hosts.index(source), self.hosts.index(to)
         return self.latency_s[i][j], self.bytes_s[i][j]
 
     def rates(self, host: str) -> tuple[float, float]:
-        """Of ``host``'s own link, out and in: those of its best pairs."""
+        """Return the rates of ``host``'s own link, out and in: those of its best pairs."""
         i = self.hosts.index(host)
         others = [j for j in range(len(self.hosts)) if j != i]
         return max(self.bytes_s[i][j] for j in others), max(self.bytes_s[j][i] for j in others)
@@ -148,10 +143,10 @@ class HostLinks:
     def steadied(
         cls, hosts: tuple[str, ...], latency_s: Sequence[Sequence[float]], bytes_s: Sequence[Sequence[float]]
     ) -> HostLinks:
-        """What was measured, without what is noise: a busy machine makes some of many equal links look slower.
+        """Return the links without noise: a busy machine makes some of many equal links look slower.
 
-        A host's link has the rate of its best pair; links that differ by less than ``ALIKE`` are taken for equal, and
-        so is a pair for what its hosts' links let through. Every pair has the latency of the median.
+        A host's link has the rate of its best pair. Links that differ by less than ``ALIKE`` count as equal, and so
+        does a pair and what its hosts' links allow. Every pair has the median latency.
         """
         count = range(len(hosts))
         pairs = [(i, j) for i in count for j in count if i != j]
@@ -168,21 +163,21 @@ class HostLinks:
 
 
 def _alike(rates: Sequence[float]) -> list[float]:
-    """Each rate, or the median of those that are alike, the fastest ones first."""
-    found, left = list(rates), sorted(range(len(rates)), key=lambda i: -rates[i])
+    """Each rate, or the median of similar rates, the fastest first."""
+    medians, left = list(rates), sorted(range(len(rates)), key=lambda i: -rates[i])
     while left:
         near = [i for i in left if rates[i] * ALIKE >= rates[left[0]]]
         for i in near:
-            found[i] = median(rates[j] for j in near)
+            medians[i] = median(rates[j] for j in near)
         left = left[len(near) :]
-    return found
+    return medians
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What is summed: ``numel`` numbers of ``item_bytes`` each, by workers on ``hosts``, by rank.
+    """A sum: ``numel`` numbers of ``item_bytes`` each, by workers on ``hosts``, by rank.
 
-    ``num_slots``: in the order of the canonical tree over so many; 0: as they come.
+    ``num_slots``: in the order of the canonical tree over so many slots; 0: in order of arrival.
     """
 
     numel: int
@@ -192,11 +187,11 @@ class Sums:
 
     @property
     def workers(self) -> int:
-        """How many there are."""
+        """The number of workers."""
         return len(self.hosts)
 
     def rows(self, route: Route) -> list[int]:
-        """How many partial sums each rank gives on."""
+        """Return the number of partial sums that each rank sends on."""
         if not self.num_slots:
             return [1] * self.workers
         runs = cut(self.num_slots, self.workers)
@@ -205,7 +200,7 @@ class Sums:
 
 
 def topology_seconds(topology: Topology, sums: Sums, links: HostLinks) -> float:
-    """How long ``topology`` takes, as modelled; ``native`` is taken for the routes that it is most like."""
+    """Return the modelled seconds of a sum by ``topology``; ``native`` counts as the routes that it resembles most."""
     routes = routes_of(_like(topology, sums), sums.workers, sums.hosts)
     if not routes:
         return 0.0
@@ -221,7 +216,7 @@ def _like(topology: Topology, sums: Sums) -> Topology:
 
 
 class _Flow:
-    """All hops of one vector, each when its source has what it needs and both hosts' links are free."""
+    """All hops of one vector. Each begins when its source has what it needs and both hosts' links are free."""
 
     def __init__(self, routes: tuple[Route, ...], chunks: int, sums: Sums, links: HostLinks) -> None:
         self._sums, self._links = sums, links
@@ -249,19 +244,19 @@ class _Flow:
         heapq.heappush(self._ready, (at_s, hop.chunk, not hop.up, hop.source, hop.to))
 
     def end_s(self) -> float:
-        """When the last hop has arrived."""
+        """Return when the last hop has arrived."""
         free: dict[tuple[str, str], float] = {}
         came_s: dict[Hop, float] = {}
         end_s, hosts = 0.0, self._sums.hosts
         rates = {host: self._links.rates(host) for host in self._links.hosts}
         while self._ready:
             ready_s, chunk, down, source, to = heapq.heappop(self._ready)
-            hop, here, there = Hop(chunk, not down, source, to), hosts[source], hosts[to]
-            latency_s, rate = self._links.of(here, there)
+            hop, source_host, target_host = Hop(chunk, not down, source, to), hosts[source], hosts[to]
+            latency_s, rate = self._links.of(source_host, target_host)
             size = self._bytes * (1 if down else self._rows[chunk % len(self._routes)][source])
-            uses = {(here, there): rate}
-            if here != there:
-                uses |= {(here, ""): rates[here][0], ("", there): rates[there][1]}
+            uses = {(source_host, target_host): rate}
+            if source_host != target_host:
+                uses |= {(source_host, ""): rates[source_host][0], ("", target_host): rates[target_host][1]}
             for link, link_rate in uses.items():
                 free[link] = max(ready_s, free.get(link, 0.0)) + size / link_rate
             arrives_s = max(free[link] for link in uses) + latency_s + HOP_S
@@ -275,7 +270,7 @@ class _Flow:
 
 
 def candidate_topologies(sums: Sums, links: HostLinks) -> list[Topology]:
-    """What is worth a look: the shapes by their names, and trees in which fast hosts come first."""
+    """Return the topologies to compare: the shapes by their names, and trees in which fast hosts come first."""
     ranks = sorted(range(sums.workers), key=lambda rank: (-round(min(links.rates(sums.hosts[rank])), -5), rank))
     trees: dict[str, tuple[int, ...]] = {
         "star": tuple(ranks[0] for _ in ranks),
@@ -283,23 +278,24 @@ def candidate_topologies(sums: Sums, links: HostLinks) -> list[Topology]:
         "chain": _ordered(ranks, [max(0, at - 1) for at in range(len(ranks))]),
         "pairs": _ordered(ranks, [max(0, (at - 1) // 2) for at in range(len(ranks))]),
     }
-    found = [Topology("ring"), Topology("tree"), Topology("binary_tree"), Topology("hierarchical")]
-    found += [Topology("parents", parents) for parents in dict.fromkeys(trees.values())]
+    topologies = [Topology("ring"), Topology("tree"), Topology("binary_tree"), Topology("hierarchical")]
+    topologies += [Topology("parents", parents) for parents in dict.fromkeys(trees.values())]
     size = sums.numel * sums.item_bytes
     kibs = sorted({max(LEAST_KIB, -(-size // (count << 10))) for count in CHUNKS})
-    return [replace(topology, chunk_kib=kib) for topology in found for kib in kibs]
+    return [replace(topology, chunk_kib=kib) for topology in topologies for kib in kibs]
 
 
 def _ordered(ranks: Sequence[int], parents: Sequence[int]) -> tuple[int, ...]:
     """The tree ``parents`` with ``ranks`` in its places."""
-    found = dict(zip(ranks, (ranks[parent] for parent in parents), strict=True))
-    return tuple(found[rank] for rank in range(len(ranks)))
+    parent_of = dict(zip(ranks, (ranks[parent] for parent in parents), strict=True))
+    return tuple(parent_of[rank] for rank in range(len(ranks)))
 
 
 def best_topology(sums: Sums, links: HostLinks, used: Topology) -> tuple[Topology, Mapping[str, float]]:
-    """The topology to use from now on, and the modelled seconds of it, of ``used`` and of ``native``.
+    """Return the topology to use from now on, and the modelled seconds of it, of ``used`` and of ``native``.
 
-    ``used`` stays where no other promises enough; and so does ``native`` where nothing promises enough beside that.
+    ``used`` stays unless another topology promises enough. ``native`` likewise stays unless another one promises
+    enough.
     """
     native = Topology("native")
     times = {

@@ -24,26 +24,24 @@ from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.plan.step_time import Floats, StepSplits, StepWork
 from elastune.core.run import ExecutionSettings
 
-# What further holders of divided state cost, and what ``tensor`` leaves whole: in shares, before anything runs. Pure.
-#
-# Where workers may be lost, a run keeps two holders of each part of what it divides (``--copies``). On a mesh without
-# replicas (``data=1``) the second one lies on a worker of the same replica, and takes back what dividing has saved.
+# The cost of further owners, and of layers that ``tensor`` leaves whole, as shares.
 
 Shares = NDArray[np.float64]
 ELASTIC_COPIES = 2
-"""Holders where nothing is said and workers may be lost, as ``parallel.sync.registry.sync_for`` has them."""
+"""The default number of owners where workers may be lost (``parallel.sync.registry.sync_for``)."""
 NEGLIGIBLE_SHARE = 0.01
 SHOWN_FROM_SHARE = 0.01  # of the whole: what a copy takes beyond it is worth a line
 
 
 def further_parts(data: Shares, shard: Shares, inner: Shares, copies: float) -> tuple[Shares, Shares]:
-    """How many parts the fullest worker holds beside its own, as ``core.ownership.owners`` deals them on one host.
+    """Return how many parts the fullest worker holds beside its own, as ``core.layout.owners`` deals them
+    on one host.
 
     Args:
         data: Workers along that axis, who hold the same.
         shard: Workers along that axis.
         inner: Workers along tensor and pipeline.
-        copies: Holders of each part.
+        copies: Owners of each part.
 
     Returns:
         Parts of what it computes with (those of other workers along ``shard``), and parts of what others compute with.
@@ -54,22 +52,23 @@ def further_parts(data: Shares, shard: Shares, inner: Shares, copies: float) -> 
     """
     lacking = np.maximum(0.0, np.minimum(copies, data * shard * inner) - data)  # holders of each part
     more = np.ceil(lacking / data)
-    own = np.minimum(more, shard - 1)
-    return own, more - own
+    inside = np.minimum(more, shard - 1)
+    return inside, more - inside
 
 
 def copies_text(execution: ExecutionSettings, *, elastic: bool = True) -> str:
-    """What the holders of ``execution`` take of a worker's memory, in one sentence; "" where they take nothing.
+    """Return how much of a worker's memory the copies of ``execution`` take, in one sentence; "" where they
+    take none.
 
     Args:
-        means: How a run is executed.
-        elastic: Whether workers may be lost, which is so but under torchrun and its like.
+        execution: The execution settings of a run.
+        elastic: Whether workers may be lost, which is so except under torchrun and similar launchers.
 
     Returns:
         The sentence, for the first lines of a run.
 
     Example:
-        >>> copies_text(Means(mesh=Mesh(tensor=2)))
+        >>> copies_text(ExecutionSettings(mesh=Mesh(tensor=2)))
         'each part of the divided state has 2 holders (the default): a worker holds 100 % of ...'
     """
     name, mesh = execution.parts, execution.first_mesh
@@ -89,21 +88,21 @@ def copies_text(execution: ExecutionSettings, *, elastic: bool = True) -> str:
 
 
 def _shares(mesh: Mesh, copies: int, sharded: bool) -> tuple[float, float]:
-    """What the fullest worker holds of parameters, and of gradients and optimizer state, if all divides evenly."""
+    """The shares of parameters, and of gradients and optimizer state, on the fullest worker, if all divides evenly."""
     data, shard, inner = (np.array([float(each)]) for each in (mesh.data, mesh.shard, mesh.tensor * mesh.pipeline))
-    own, others = (float(each[0]) for each in further_parts(data, shard, inner, copies))
+    inside, others = (float(each[0]) for each in further_parts(data, shard, inner, copies))
     parts = mesh.shard * mesh.tensor * mesh.pipeline
-    state = (1 + own + others) / parts
+    state = (1 + inside + others) / parts
     return (state if sharded else mesh.shard / parts + others / parts), state
 
 
 def serial_share_text(parameters: float, compute: float | None, mesh: Mesh | None = None) -> str:
-    """What ``tensor`` leaves whole of a model, and what that bounds (Amdahl, 1967), in one sentence.
+    """Return in one sentence what ``tensor`` leaves whole of a model, and the bound that follows (Amdahl, 1967).
 
     Args:
         parameters: The share of parameters in layers that are not divided.
         compute: The share of a step's arithmetic in them; None: not known.
-        mesh: How workers stand, if they do.
+        mesh: The mesh of the workers, if there is one.
 
     Returns:
         The sentence.
@@ -129,16 +128,14 @@ def serial_share_text(parameters: float, compute: float | None, mesh: Mesh | Non
     return f"{line}; its arithmetic is at most so much faster: {faster}{bound}"
 
 
-# What a worker holds of a model's state, by mechanism and mesh: modelled, not measured.
-#
-# Everything that a mechanism divides is taken to divide evenly: parameters among the blocks of layers, stages, and
-# shares of optimizer state. What does not (stages of unequal size, buffers) makes the fullest worker's share larger; so
-# do layers that stay whole under ``tensor``, where it is not known which do. docs/meshes.md has the formulas.
+# The state of one worker, by mechanism and mesh.
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of a worker, or of the whole. ``copies``: what of ``optimizer`` is there in case another worker dies."""
+    """Bytes of a worker, or of the whole model. ``copies``: the part of ``optimizer`` that is a reserve for a lost
+    worker.
+    """
 
     parameters: float
     gradients: float
@@ -147,24 +144,25 @@ class StateBytes:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """The sum of parameters, gradients and optimizer state."""
         return self.parameters + self.gradients + self.optimizer
 
 
 def state_of_worker(
     whole: StateBytes, name: MechanismName, mesh: Mesh, copies: int, undivided: float = 0.0
 ) -> StateBytes:
-    """Of the fullest worker of ``mesh``, where a model has ``whole`` in one process and parts have ``copies`` holders.
+    """Return the bytes of the fullest worker of ``mesh``, where one process alone holds ``whole``.
 
-    Between two steps, gradients being there: a block that ``sharded`` has gathered for a moment is not in it.
+    The bytes are those between two steps, gradients included. A block that ``sharded`` has gathered for a moment is not
+    counted.
 
     Args:
-        whole: Of one worker that holds everything.
+        whole: The bytes of one worker that holds everything.
         name: One of elastune's own mechanisms.
-        mesh: How workers stand.
-        copies: Holders of each part, as ``--copies``.
-        undivided: The part of the model that ``tensor`` leaves whole: every worker along that axis computes with it,
-            and has its state as those along ``shard`` divide it.
+        mesh: The mesh of the workers.
+        copies: Owners of each part, as ``--copies``.
+        undivided: The part of the model that ``tensor`` leaves whole. Every worker along that axis computes with it,
+            and ``shard`` divides its state.
     """
     if not name.dividing:
         return whole
@@ -177,11 +175,11 @@ def state_of_worker(
         for rank in by_worker[part]:
             held[rank].add(part)
     fullest = max(range(mesh.workers), key=lambda rank: len(held[rank]))
-    # Of what it computes with it may hold only a part; what it holds for others (wards) lies there beside that.
-    own = sum(part % inner == fullest % inner for part in held[fullest]) / mesh.shard
-    remote_owners = (len(held[fullest]) - own * mesh.shard) / parts * (1 - left)
+    # It may hold only a part of what it computes with. What it holds for others comes in addition.
+    computed_parts = sum(part % inner == fullest % inner for part in held[fullest]) / mesh.shard
+    remote_owners = (len(held[fullest]) - computed_parts * mesh.shard) / parts * (1 - left)
     computed = (1 - left) / inner + left / mesh.pipeline
-    share = own * computed + remote_owners
+    share = computed_parts * computed + remote_owners
     values = share if name.state == "sharded" else computed + remote_owners
     optimizer = whole.optimizer * share
     kept_for_others = optimizer - whole.optimizer * computed / mesh.batch
@@ -189,19 +187,14 @@ def state_of_worker(
 
 
 def ideal_share(whole: int, copies: int, workers: int) -> float:
-    """Bytes of each of ``workers``, where ``whole`` bytes lie with ``copies`` holders each, in shares of equal size.
+    """Return the bytes of each of ``workers``, where ``whole`` bytes have ``copies`` owners each, in equal shares.
 
     With the replicated state of plain data parallelism, ``copies`` are the ``workers``.
     """
     return whole * min(copies, workers) / workers
 
 
-# What the fullest worker of a plan holds, for many plans at once; modelled, before anything is launched.
-#
-# State is divided as this file says for parts with so many holders, but that the first stage of a pipeline
-# holds an edge of the model beside its blocks. Activations of a transformer as in Korthikanti et al., "Reducing
-# Activation Recomputation in Large Transformer Models", MLSys 2023, section 4: a pipeline's first stage keeps those of
-# as many passes as there are stages.
+# The fullest worker of many plans at once.
 
 BUFFERS = 3  # of sums that survive a loss (comm.reducer.Bucket): two that take turns, and what was given out
 DIVIDED_BUFFERS = 2  # of sums that stop at their holders (comm.owned.OwnedBucket): what is sent, and what is received
@@ -209,12 +202,14 @@ DIVIDED_BUFFERS = 2  # of sums that stop at their holders (comm.owned.OwnedBucke
 
 @dataclass(frozen=True)
 class HeldAlone:
-    """What one worker holds that trains alone, in bytes.
+    """The bytes that a worker holds which trains alone.
 
-    ``kept_split`` and ``kept_whole``: of one sample's activations until its backward pass, those that are divided with
-    the layers and the others. ``fixed``: what a pass needs whatever its samples, as
-    a gradient on its way. ``buffer``: one of those that gradients are summed through. ``copies``: holders of each part
-    of divided state, on however many workers.
+    Attributes:
+        kept_split, kept_whole: The activations of one sample until its backward pass: those that are divided with the
+            layers, and the others.
+        fixed: What a pass needs for any number of samples, such as a gradient in flight.
+        buffer: One of the buffers through which gradients are summed.
+        copies: Owners of each part of divided state, on any number of workers.
     """
 
     parameters: float
@@ -233,20 +228,20 @@ class HeldAlone:
 
 
 def peak_bytes(held: HeldAlone, work: StepWork, splits: StepSplits, sharded: bool = False) -> Floats:
-    """Of the fullest worker of every plan.
+    """Return the bytes of the fullest worker of every plan.
 
     Args:
-        held: By one worker alone.
+        held: The bytes of one worker alone.
         work: How parameters lie in blocks and edges.
         splits: The plans.
         sharded: Whether ``shard`` divides parameters too, not only gradients and optimizer state.
     """
     share = work.stage_share(splits.pipeline, splits.tensor)
-    own, others = further_parts(splits.data, splits.shard, splits.inner, held.copies)
+    inside, others = further_parts(splits.data, splits.shard, splits.inner, held.copies)
     # What ``tensor`` leaves whole has as many holders as workers along it.
     whole = np.where(splits.tensor > 1, work.stage_share(splits.pipeline, np.full_like(splits.tensor, np.inf)), 0.0)
     remote_owners = others * (share - whole) / splits.shard  # parts that it holds for others, and does not compute with
-    owned = share * (1 + own) / splits.shard + remote_owners
+    owned = share * (1 + inside) / splits.shard + remote_owners
     parameters = held.parameters * (owned if sharded else share + remote_owners)
     state = (held.gradients + held.optimizer) * owned
     in_flight = np.minimum(splits.passes, splits.pipeline)
@@ -258,9 +253,9 @@ def peak_bytes(held: HeldAlone, work: StepWork, splits: StepSplits, sharded: boo
 
 
 def held_most(held: HeldAlone, work: StepWork, splits: StepSplits, sharded: NDArray[np.bool_], most: float) -> Floats:
-    """Bytes of parameters that a model could have, so that the fullest worker of each plan holds ``most``.
+    """Return the bytes of parameters of the largest model, so that the fullest worker of each plan holds ``most``.
 
-    All that grows with parameters is taken to grow as they do; activations stay as they are.
+    Everything that grows with parameters grows in proportion; activations stay as they are.
     """
     light = replace(held, parameters=0.0, gradients=0.0, optimizer=0.0, fixed=0.0, buffer=0.0)
     passes = peak_bytes(light, work, splits)
@@ -268,7 +263,7 @@ def held_most(held: HeldAlone, work: StepWork, splits: StepSplits, sharded: NDAr
     return np.asarray(held.parameters * np.maximum(0.0, most - passes) / np.maximum(state, 1.0), dtype=np.float64)
 
 
-# Whether a worker can hold a program, in words: by how much it does not, and what would. Modelled.
+# Whether a worker can hold a program, in words.
 
 
 def fit_text(
@@ -288,13 +283,13 @@ def fit_text(
     ones = np.ones_like(counts)
     splits = StepSplits(micro * counts, ones * micro, ones, counts, ones, ones, counts)
     alone = peak_bytes(held, work, splits.take(slice(0, 1)))[0]
-    told = f"{byte_count(round(alone))} of {byte_count(round(memory_bytes))} {of}"
+    sizes = f"{byte_count(round(alone))} of {byte_count(round(memory_bytes))} {of}"
     if alone <= memory_bytes:
-        return f"fits: {told}"
+        return f"fits: {sizes}"
     if most_workers == 1:
-        return f"does not fit: {told}"
+        return f"does not fit: {sizes}"
     for name, sharded in (("zero", False), ("sharded", True)):
         enough = np.flatnonzero(peak_bytes(held, work, splits, sharded) <= memory_bytes)
         if len(enough):
-            return f"does not fit: {told}; '{name}' on {int(counts[enough[0]])} would"
-    return f"does not fit: {told}; nor does 'sharded' on {count(most_workers, 'worker')}: a pass alone is too large"
+            return f"does not fit: {sizes}; '{name}' on {int(counts[enough[0]])} would"
+    return f"does not fit: {sizes}; nor does 'sharded' on {count(most_workers, 'worker')}: a pass alone is too large"

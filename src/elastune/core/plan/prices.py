@@ -34,14 +34,7 @@ from elastune.core.cost import ON_DEMAND, SPOT, Prices
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS
 
-# Markets as text: how many spot workers could be had, and what a worker-hour cost, line by line. Pure.
-#
-# Both are CSV with a first line of names. Times are seconds, or all of them ISO 8601 with an offset from UTC.
-#
-#     time,workers        time,kind,price          kind,price
-#     0,32                0,spot,0.918             spot,0.918
-#     3600,27             7200,spot,1.04           on-demand,3.06
-#     40920,27            0,on-demand,3.06
+# Tables of spot availability and prices.
 
 LONGEST_LINES = 1_000_000
 _RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -72,8 +65,12 @@ class _Tag:
 
 @dataclass(frozen=True)
 class Availability:
-    """How many spot workers can be had: ascending pairs of seconds and a number from then on; the last one's time is
-    the end of what is known. ``absolute``: seconds since the epoch."""
+    """The number of spot workers over time.
+
+    Attributes:
+        steps: Ascending pairs of seconds and a number from then on. The last pair ends the known time.
+        absolute: Seconds are since the epoch.
+    """
 
     steps: tuple[tuple[float, int], ...]
     absolute: bool = False
@@ -89,22 +86,22 @@ class Availability:
         return self.steps[-1][0]
 
     def at(self, now_s: float) -> int:
-        """How many there are then."""
+        """Return the number of workers at that time."""
         return self.steps[max(0, bisect_right(self.steps, now_s, key=lambda step: step[0]) - 1)][1]
 
     def from_zero(self) -> Availability:
-        """The same, begun at second 0."""
+        """Return the same numbers, begun at second 0."""
         return replace(self, steps=tuple((at - self.begin_s, n) for at, n in self.steps), absolute=False)
 
     def worker_seconds(self, until_s: float) -> float:
-        """All that could be had from the first time to ``until_s``."""
+        """Return all worker-seconds on offer from the first time to ``until_s``."""
         times = [at for at, _ in self.steps if at < until_s] + [min(until_s, self.end_s)]
         spans = zip(self.steps, times, times[1:], strict=False)
         return sum(n * (end - begin) for (_, n), begin, end in spans)
 
 
 def parse_availability(text: str, name: str) -> Availability:
-    """The trace in ``text``, which a message calls ``name``. Raises ``UserError`` with the line that is wrong."""
+    """Return the trace in ``text``, which messages call ``name``. Raises ``UserError`` with the wrong line."""
     rows = _rows(text, name, TypeAdapter(_Offer), ("time,workers",))
     times, absolute = _times([row.time for row in rows], name)
     if len(times) < 2 or any(b <= a for a, b in pairwise(times)):
@@ -113,7 +110,7 @@ def parse_availability(text: str, name: str) -> Availability:
 
 
 def parse_prices(text: str, name: str) -> Prices:
-    """The table or trace in ``text``, which a message calls ``name``. Raises ``UserError`` as above."""
+    """Return the table or trace in ``text``, which messages call ``name``. Raises ``UserError`` with the wrong line."""
     headers = ("time,kind,price", "kind,price")
     if _header(text).count(",") == 1:
         tags = _rows(text, name, TypeAdapter(_Tag), headers[1:])
@@ -144,36 +141,31 @@ def _rows(text: str, name: str, kind: TypeAdapter[T], headers: Sequence[str]) ->
     rows = [(number, line) for number, line in enumerate(lines, start=2) if line]
     if not 1 <= len(rows) <= LONGEST_LINES:
         raise UserError(f"a trace has 1 to {LONGEST_LINES} lines", f"{name}: {len(rows)}", "see docs/spot.md")
-    found = []
+    parsed = []
     for number, line in rows:
-        told = dict(zip((n.strip() for n in names), (cell.strip() for cell in line), strict=False))
+        cells = dict(zip((n.strip() for n in names), (cell.strip() for cell in line), strict=False))
         try:
             if len(line) != len(names):
                 raise ValueError(f"{len(line)} values")
-            found.append(kind.validate_python(told))
+            parsed.append(kind.validate_python(cells))
         except ValidationError as error:
             problem = error.errors()[0]
             value = f"{name}, line {number}: {problem['loc'][0]} {str(problem['input'])[:40]!r}, {problem['msg']}"
             raise UserError(f"a line must be {_header(text)}", value, "mend the line") from None
         except ValueError as error:
             raise UserError(f"a line must be {_header(text)}", f"{name}, line {number}: {error}", "mend it") from None
-    return found
+    return parsed
 
 
 def _times(times: Sequence[float | datetime], name: str) -> tuple[list[float], bool]:
-    """As seconds, and whether they were dates."""
+    """The times as seconds, and whether they were dates."""
     dates = [at for at in times if isinstance(at, datetime)]
     if dates and len(dates) < len(times):
         raise UserError("times are all seconds, or all dates", name, "write them all alike")
     return [at.timestamp() if isinstance(at, datetime) else float(at) for at in times], bool(dates)
 
 
-# The least that a job could have cost, had everything been known: the mark that a policy is held against. Pure.
-#
-# Workers come, go and change for nothing here, so no real run can cost less. Of every stretch of time with one offer
-# and one price, n workers cost so much and do so much a second; by changing between numbers all on the upper hull of
-# these points can be had. Its segments are amounts of work, each at a price, and dearer the further up: to take the
-# cheapest first, wherever they lie, is the optimum of the linear programme.
+# The lowest possible cost of a job, with perfect foresight.
 
 Speed = Callable[[int], float]
 """What so many workers do in a second, in seconds of one worker; 0 for none."""
@@ -182,7 +174,7 @@ _SAME = 1e-9
 
 @dataclass(frozen=True)
 class MarketSpan:
-    """A time with one offer: ``spot`` workers, and what a worker-second costs of each kind."""
+    """A time with one offer: ``spot`` workers, and the price of a worker-second of each kind."""
 
     seconds: float
     spot: int
@@ -191,7 +183,7 @@ class MarketSpan:
 
 
 def market_spans(offer: Availability, prices: Prices, until_s: float) -> list[MarketSpan]:
-    """The market from second 0 to ``until_s``, cut where anything changes."""
+    """Return the market from second 0 to ``until_s``, cut at every change."""
     inside = {at for at in (*(at for at, _ in offer.steps), *prices.changes) if 0 < at < until_s}
     times = [0.0, *sorted(inside), until_s]
     return [
@@ -201,16 +193,18 @@ def market_spans(offer: Availability, prices: Prices, until_s: float) -> list[Ma
 
 
 def least_cost(work_s: float, most: int, speed: Speed, market: Sequence[MarketSpan]) -> float | None:
-    """What ``work_s`` seconds of one worker's work cost at least, on at most ``most`` workers at a time; None: it
-    cannot be done in that time."""
+    """Return the least cost of ``work_s`` seconds of one worker's work, on at most ``most`` workers at a time.
+
+    None: the work is not possible in that time.
+    """
     speeds = [speed(n) for n in range(most + 1)]
     offers: dict[tuple[int, float, float], list[tuple[float, float]]] = {}
     pieces: list[tuple[float, float]] = []  # the price of a second of work, and how many there are
-    for stretch in market:
-        key = stretch.spot, stretch.spot_price, stretch.on_demand_price
+    for span in market:
+        key = span.spot, span.spot_price, span.on_demand_price
         if key not in offers:
-            offers[key] = _hull(speeds, stretch)
-        pieces += [(price, rate * stretch.seconds) for price, rate in offers[key]]
+            offers[key] = _hull(speeds, span)
+        pieces += [(price, rate * span.seconds) for price, rate in offers[key]]
     total, left = 0.0, work_s
     for price, amount in sorted(pieces):
         taken = min(amount, left)
@@ -220,10 +214,10 @@ def least_cost(work_s: float, most: int, speed: Speed, market: Sequence[MarketSp
     return None
 
 
-def _hull(speeds: Sequence[float], stretch: MarketSpan) -> list[tuple[float, float]]:
-    """The segments of the upper hull over what a second of each number of workers costs: (price, rate), ascending."""
-    spot = [stretch.spot_price] * min(stretch.spot, len(speeds) - 1)
-    each = sorted([*spot, *[stretch.on_demand_price] * (len(speeds) - 1)])[: len(speeds) - 1]
+def _hull(speeds: Sequence[float], span: MarketSpan) -> list[tuple[float, float]]:
+    """The segments of the upper hull over the cost of a second of each number of workers: (price, rate), ascending."""
+    spot = [span.spot_price] * min(span.spot, len(speeds) - 1)
+    each = sorted([*spot, *[span.on_demand_price] * (len(speeds) - 1)])[: len(speeds) - 1]
     hull = [(0.0, 0.0)]
     for cost, speed in zip(accumulate(each), speeds[1:], strict=True):
         if speed <= hull[-1][1]:

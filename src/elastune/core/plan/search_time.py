@@ -81,13 +81,13 @@ class SearchModel:
             raise ValueError(f"early stopping leaves a share of steps above 0 and at most 1, not {self}")
 
     def needed(self, width: Floats) -> Floats:
-        """Trainings in all, where ``width`` of them run at once."""
+        """Return the number of trainings in all, where ``width`` of them run at once."""
         if self.generation:
             return np.full(np.shape(width), float(self.runs))
         return np.asarray(self.runs * np.minimum(1 + self.crowding * (width - 1), self.blind), dtype=np.float64)
 
     def rounds(self, width: Floats) -> Floats:
-        """How many trainings, of mean length, follow one another where ``width`` of them run at once."""
+        """Return how many trainings of mean length follow one another, where ``width`` of them run at once."""
         if self.generation:
             generations, rest = divmod(self.runs, self.generation)
             return np.asarray(generations * self._waited(self.generation, width) + self._waited(rest, width))
@@ -104,7 +104,7 @@ class SearchModel:
         return np.asarray(needed / at_once - 1 + longest, dtype=np.float64)
 
     def _waited(self, trainings: int, width: Floats) -> Floats:
-        """Rounds of so many ``trainings``, all of which are waited for; until then whoever is done is replaced."""
+        """The rounds of so many ``trainings`` where the search waits for all of them at the end."""
         at_once = np.minimum(width, max(trainings, 1))
         if not self.variation or not trainings:
             return np.asarray(np.ceil(trainings / at_once), dtype=np.float64)
@@ -112,22 +112,24 @@ class SearchModel:
         return np.asarray(trainings / at_once - 1 + longest, dtype=np.float64)
 
     def spread(self, width: Floats) -> Floats:
-        """The standard deviation of the logarithm of ``rounds``, as far as crowding is not known."""
+        """Return the standard deviation of the logarithm of ``rounds`` that comes from the uncertainty of crowding."""
         if self.crowding_within is None:
             return np.zeros(len(width))
         low, high = (replace(self, crowding=each).rounds(width) for each in self.crowding_within)
         return np.asarray(np.log(high / low) / 2 / NORMAL_80, dtype=np.float64)
 
     def steps_of(self, batch: Floats) -> Floats:
-        """Steps of one training with a global ``batch``, to where ``base_batch`` comes in ``steps``."""
+        """Return the steps of one training with a global ``batch`` that reach as far as ``steps`` steps with
+        ``base_batch``.
+        """
         return self.steps * (1 + self.noise_scale / batch) / (1 + self.noise_scale / self.base_batch)
 
     def seconds(self, width: Floats, batch: Floats, step_s: Floats) -> Floats:
-        """Until the search is done."""
+        """Return the seconds until the search is done."""
         return self.rounds(width) * self.training_s(batch, step_s)
 
     def training_s(self, batch: Floats, step_s: Floats) -> Floats:
-        """Of one training, in the mean."""
+        """Return the mean seconds of one training."""
         return self.kept * self.steps_of(batch) * step_s + self.beside_s
 
 

@@ -18,13 +18,7 @@ import numpy as np
 
 from elastune.core.plan.step_time import CONSTANTS, SHAPE, Constant, Floats, StepSplits, StepWork, coordinates, seconds
 
-# Constants of a machine from a few measured steps, and what is known of all other plans: one Gaussian.
-#
-# The logarithm of a step's time is taken as the physical form's (``terms``), plus errors of that form (a Gaussian
-# process over ``splits.coordinates``), plus noise. Constants are known beforehand within a factor each. With the form
-# made linear around the fitted constants all of it is one Gaussian (Rasmussen and Williams, "Gaussian Processes for
-# Machine Learning", 2006, sections 2.2 and 2.7), so that errors are relative, and what was not probed is told as
-# unsure.
+# The constants of a machine from a few measured steps.
 
 SHAPE_REACH = 0.5  # doublings of a shape: kernels of another one have an efficiency of their own
 ERROR, REACH = 0.03, 3.0  # of the form in all else, relative, and the doublings over which it is alike
@@ -34,18 +28,20 @@ TRUSTED = 10  # measured steps that the model's own width weighs as much as
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """Relative errors: of the physical form, which plans with one ``shape`` of matrices share; ``noise`` of a step."""
+    """Relative errors of the physical form, which plans with one ``shape`` of matrices share, and the ``noise`` of a
+    step.
+    """
 
     shape: float
     noise: float
 
     @property
     def variance(self) -> float:
-        """Of the form at one plan."""
+        """The variance of the form's error at one plan."""
         return self.shape**2 + ERROR**2
 
     def between(self, first: Floats, second: Floats) -> Floats:
-        """Covariance of the form's errors at rows of coordinates."""
+        """Return the covariance of the form's errors at rows of coordinates."""
         shapes = _squares(first[:, :SHAPE], second[:, :SHAPE])
         alike = self.shape**2 * np.exp(-shapes / (2 * SHAPE_REACH**2))
         near: Floats = ERROR**2 * np.exp(-_squares(first, second) / (2 * REACH**2))
@@ -54,10 +50,12 @@ class Discrepancy:
 
 @dataclass(frozen=True)
 class FittedForm:
-    """The form fitted under one ``discrepancy``. ``log_constants`` in the order of ``CONSTANTS``.
+    """The form fitted under one ``discrepancy``.
 
-    ``evidence``: logarithm of how likely the measured steps are under it. ``widened``: by how much errors of steps that
-    were left out are larger than it says; intervals are as much wider.
+    Attributes:
+        log_constants: The constants' logarithms, in the order of ``CONSTANTS``.
+        evidence: The logarithm of the likelihood of the measured steps.
+        widened: The factor by which errors of left-out steps exceed the model's own; intervals are as much wider.
     """
 
     log_constants: Floats
@@ -71,16 +69,16 @@ class FittedForm:
     _factors: Floats
 
     def log_seconds(self, work: StepWork, splits: StepSplits) -> tuple[Floats, Floats]:
-        """Mean and variance of the logarithm of every plan's measured step."""
+        """Return mean and variance of the logarithm of every plan's measured step."""
         cross, slopes, points = self._cross(work, splits)
         of_form = self.discrepancy.between(points, self._points)
         mean = np.log(seconds(np.exp(self.log_constants), work, splits)) + of_form @ self._weights
-        own = self.discrepancy.variance + ((slopes * self._factors) ** 2).sum(axis=1)
-        unknown = np.maximum(own - ((cross @ self._inverse) * cross).sum(axis=1), 0.0)
+        variance = self.discrepancy.variance + ((slopes * self._factors) ** 2).sum(axis=1)
+        unknown = np.maximum(variance - ((cross @ self._inverse) * cross).sum(axis=1), 0.0)
         return mean, self.widened**2 * (unknown + self.discrepancy.noise**2)
 
     def covariance(self, work: StepWork, splits: StepSplits) -> Floats:
-        """Of what is not known of plans, noise left out: a square of all of them."""
+        """Return the covariance of all plans' errors, without noise."""
         cross, slopes, points = self._cross(work, splits)
         scaled = slopes * self._factors
         return self.discrepancy.between(points, points) + scaled @ scaled.T - cross @ self._inverse @ cross.T
@@ -101,29 +99,30 @@ def elasticities(log_constants: Floats, work: StepWork, splits: StepSplits) -> F
 def fit_form(
     prior: Sequence[Constant], kind: Discrepancy, work: StepWork, splits: StepSplits, step_s: Floats, start: Floats
 ) -> FittedForm:
-    """The likeliest constants, from ``start`` on by Gauss and Newton's method; half a step where a whole one is worse.
+    """Return the likeliest constants, from ``start`` on by the Gauss-Newton method; a step is halved where
+    it is worse.
 
     Args:
-        prior: What is known of the constants, in the order of ``CONSTANTS``.
-        kind: How wrong the form may be.
-        work: What the measured steps computed.
-        splits: How they were split.
-        step_s: Their seconds; none of them: what is known beforehand.
+        prior: The prior of the constants, in the order of ``CONSTANTS``.
+        kind: The errors that the form may have.
+        work: The work of the measured steps.
+        splits: Their division over workers.
+        step_s: Their seconds; none of them: the prior alone.
         start: Logarithms of constants.
     """
     centre = np.log([constant.prior for constant in prior])
     factors = np.log([constant.factor for constant in prior])
-    points, told = coordinates(work, splits), np.log(step_s)
-    errors = kind.between(points, points) + kind.noise**2 * np.eye(len(told))
+    points, log_step_s = coordinates(work, splits), np.log(step_s)
+    errors = kind.between(points, points) + kind.noise**2 * np.eye(len(log_step_s))
 
     def cost(at: Floats) -> float:
-        left = told - np.log(seconds(np.exp(at), work, splits))
+        left = log_step_s - np.log(seconds(np.exp(at), work, splits))
         return float(left @ np.linalg.solve(errors, left) + (((at - centre) / factors) ** 2).sum())
 
     at, best = start, cost(start)
     for _ in range(TURNS):
         slopes = elasticities(at, work, splits)
-        left = told - np.log(seconds(np.exp(at), work, splits)) + slopes @ (at - centre)
+        left = log_step_s - np.log(seconds(np.exp(at), work, splits)) + slopes @ (at - centre)
         scaled = slopes * factors
         move = centre + factors * (scaled.T @ np.linalg.solve(errors + scaled @ scaled.T, left)) - at
         size = 1.0
@@ -133,16 +132,16 @@ def fit_form(
             break
         at, best = at + size * move, tried
     slopes = elasticities(at, work, splits)
-    left = told - np.log(seconds(np.exp(at), work, splits)) + slopes @ (at - centre)
+    left = log_step_s - np.log(seconds(np.exp(at), work, splits)) + slopes @ (at - centre)
     whole = errors + (slopes * factors) @ (slopes * factors).T
     inverse: Floats = np.asarray(np.linalg.inv(whole), dtype=np.float64)
-    weights = np.linalg.solve(errors, told - np.log(seconds(np.exp(at), work, splits)))
+    weights = np.linalg.solve(errors, log_step_s - np.log(seconds(np.exp(at), work, splits)))
     evidence = -0.5 * float(left @ inverse @ left + np.linalg.slogdet(whole)[1])
     return FittedForm(at, kind, evidence, _widened(inverse, left), points, slopes, weights, inverse, factors)
 
 
 def _widened(inverse: Floats, left: Floats) -> float:
-    """By how much errors of steps that were left out in turn are larger than the model thinks, drawn towards 1."""
+    """The factor by which errors of steps that are left out in turn exceed the model's own, drawn towards 1."""
     scores = (inverse @ left) / np.sqrt(np.diag(inverse))
     return float(np.sqrt((TRUSTED + (scores**2).sum()) / (TRUSTED + len(scores))))
 
@@ -154,20 +153,17 @@ def _squares(first: Floats, second: Floats) -> Floats:
     return squares
 
 
-# Seconds of any plan's step with an interval, from a few measured ones.
-#
-# How wrong the physical form is cannot be told for certain from a few: every size of error that is looked at has its
-# say, as far as the measured steps make it likely.
+# The step time of any plan, with an interval.
 
 SHAPES = (0.03, 0.06, 0.12, 0.24)
 UNMEASURED = 0.12  # before there is anything to judge by
-LIKELY = 0.05  # what is less likely has no say
+LIKELY = 0.05  # less likely forms are left out
 NORMAL_80 = 1.2815515655446004
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """Seconds of many plans; what is measured lies between ``low_s`` and ``high_s`` in 80 % of cases."""
+    """The seconds of many plans; a measured time lies between ``low_s`` and ``high_s`` in 80 % of cases."""
 
     step_s: Floats
     low_s: Floats
@@ -176,26 +172,26 @@ class Estimates:
 
 @dataclass(frozen=True)
 class StepModel:
-    """Forms under several sizes of error, the likeliest first, and how likely each is."""
+    """Forms under several sizes of error, the likeliest first, and the weight of each."""
 
     forms: tuple[FittedForm, ...]
     likely: tuple[float, ...]
 
     @property
     def best(self) -> FittedForm:
-        """The likeliest."""
+        """The likeliest form."""
         return self.forms[0]
 
     def constants(self) -> dict[str, float]:
-        """Each by its name, in seconds, of the likeliest form."""
+        """The constants of the likeliest form by name, in seconds."""
         return dict(zip(CONSTANTS, np.exp(self.best.log_constants).tolist(), strict=True))
 
     def estimate(self, work: StepWork, splits: StepSplits) -> Estimates:
-        """Seconds of a step of every plan."""
-        told = [form.log_seconds(work, splits) for form in self.forms]
-        mean = sum((part * each for part, (each, _) in zip(self.likely, told, strict=True)), np.zeros(len(splits)))
+        """Return the seconds of a step of every plan."""
+        estimates = [form.log_seconds(work, splits) for form in self.forms]
+        mean = sum((part * each for part, (each, _) in zip(self.likely, estimates, strict=True)), np.zeros(len(splits)))
         variance = np.zeros(len(splits))
-        for part, (each, unsure) in zip(self.likely, told, strict=True):
+        for part, (each, unsure) in zip(self.likely, estimates, strict=True):
             variance += part * (unsure + (each - mean) ** 2)
         spread = NORMAL_80 * np.sqrt(variance)
         return Estimates(np.exp(mean), np.exp(mean - spread), np.exp(mean + spread))
@@ -204,17 +200,17 @@ class StepModel:
 def fit_machine(
     prior: Sequence[Constant], work: StepWork, splits: StepSplits, step_s: Floats, noise: float
 ) -> StepModel:
-    """What measured steps tell of a machine.
+    """Return the model that measured steps give of a machine.
 
     Args:
         prior: One for each name in ``CONSTANTS``, in order.
-        work: What the measured steps computed.
-        splits: How they were split.
+        work: The work of the measured steps.
+        splits: Their division over workers.
         step_s: Their seconds.
-        noise: Of a measured step, relative.
+        noise: The relative noise of a measured step.
 
     Raises:
-        ValueError: For other constants, and for times that are no times.
+        ValueError: For other constants, and for impossible times.
     """
     if [constant.name for constant in prior] != list(CONSTANTS):
         raise ValueError(f"the constants are {', '.join(CONSTANTS)}, in this order")
@@ -231,19 +227,17 @@ def fit_machine(
 
 
 def prior_model(prior: Sequence[Constant], work: StepWork, splits: StepSplits, noise: float) -> StepModel:
-    """What is known before anything is measured."""
+    """Return the model before any measurement."""
     none = slice(0, 0)
     start = np.log([constant.prior for constant in prior])
     kind = Discrepancy(UNMEASURED, noise)
     return StepModel((fit_form(prior, kind, work.take(none), splits.take(none), np.empty(0), start),), (1.0,))
 
 
-# Which plans to measure: one after another, each where it tells most about all plans that may be chosen.
-#
-# Nothing of a plan's time is looked at before it is measured.
+# The choice of the plans to measure. It reads no plan's time before that plan is measured.
 
 CONSIDERED = 2_000  # plans at most, evenly taken of all: their covariance is a square
-"""What is told of the whole is told of these."""
+"""Beyond so many plans, a sample of them stands for all."""
 Measure = Callable[[int], float]
 
 
@@ -257,23 +251,23 @@ def probe(
     first: Sequence[int] = (),
     go_on: Callable[[], bool] = lambda: True,
 ) -> tuple[StepModel, tuple[int, ...]]:
-    """Measure ``most`` plans at most, and give the model fitted to them.
+    """Measure at most ``most`` plans, and return the model fitted to them.
 
     The next plan is the one that lowers the mean variance of all plans' logarithms most (Cohn, Ghahramani and Jordan,
-    "Active Learning with Statistical Models", JAIR 1996, section 4). None is measured twice.
+    "Active Learning with Statistical Models", JAIR 1996, section 4). No plan is measured twice.
 
     Args:
-        prior: What is known of the machine.
+        prior: The prior of the machine.
         work: Of every plan, or of all alike.
         splits: All plans that may be chosen.
-        most: How many may be measured.
-        measure: Seconds of a step of the plan with this index.
-        noise: Of a measured step, relative.
+        most: The most plans to measure.
+        measure: Returns the seconds of a step of the plan with an index.
+        noise: The relative noise of a measured step.
         first: Plans that are measured in any case, before others.
-        go_on: Asked before each further one.
+        go_on: Called before each further one; False ends the probing.
 
     Returns:
-        The model, and the plans that were measured, in order.
+        The model, and the measured plans, in order.
     """
     if not (len(splits) and most >= 1):
         raise ValueError("there must be plans, and one of them measured")
@@ -284,14 +278,14 @@ def probe(
     model, chosen, measured = prior_model(prior, work, splits, noise), list[int](), list[float]()
     while len(chosen) < min(most, len(few)) and (len(chosen) < len(wanted) or go_on()):
         at = len(chosen)
-        chosen.append(wanted[at] if at < len(wanted) else _most_telling(model, work, splits, chosen))
+        chosen.append(wanted[at] if at < len(wanted) else _most_informative(model, work, splits, chosen))
         measured.append(measure(int(few[chosen[-1]])))
         index = np.array(chosen, dtype=np.intp)
         model = fit_machine(prior, work.take(index), splits.take(index), np.array(measured), noise)
     return model, tuple(int(few[each]) for each in chosen)
 
 
-def _most_telling(model: StepModel, work: StepWork, splits: StepSplits, chosen: Sequence[int]) -> int:
+def _most_informative(model: StepModel, work: StepWork, splits: StepSplits, chosen: Sequence[int]) -> int:
     unknown = model.best.covariance(work, splits)
     gain = (unknown**2).mean(axis=0) / (np.diag(unknown) + model.best.discrepancy.noise**2)
     gain[list(chosen)] = -np.inf

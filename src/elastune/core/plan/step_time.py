@@ -1,8 +1,8 @@
 """The seconds of a training step as a few physical terms, each with one constant of the machine.
 
 A model is a chain of equal *blocks* between two *edges* (the input and the output layers). ``StepWork`` holds the
-arithmetic, memory traffic and parameters of a model, without a machine. ``StepSplits`` holds the ways to divide one
-step over workers. All fields are columns with one entry a plan, so that many plans are computed in one call.
+arithmetic, memory traffic and parameters of a model, without a machine. ``StepSplits`` holds divisions of one step
+over workers. All fields are columns with one entry a plan, so that many plans are computed in one call.
 
 A block of one pass takes as long as its arithmetic, its memory traffic and its sums along ``tensor``, but no less than
 the launch of its kernels. The passes of a step flow through the stages of a pipeline. Then gradients are summed along
@@ -30,11 +30,7 @@ from elastune.core.journal.records import Entry, PlanMade
 from elastune.core.plan.links import allreduce_s
 from elastune.core.run import ExecutionSettings
 
-# What one model asks of the machine in one step, told without a machine: arithmetic, traffic and parameters.
-#
-# A model is a chain of like *blocks* between two *edges* (what reads the samples, and what makes outputs of the last
-# block's). Every field is a number or an array with one entry a plan, so that plans of several models stand in one
-# call.
+# The work of one model in one step.
 
 Floats = NDArray[np.float64]
 HALF = 2  # bytes of a number
@@ -44,24 +40,24 @@ PASSES = 3  # a backward pass has twice the arithmetic of the forward pass
 
 @dataclass(frozen=True)
 class StepWork:
-    """Of one sample, forward and backward together, where nothing else is said.
+    """The work of a model: of one sample, forward and backward together, unless an attribute says otherwise.
 
     Attributes:
-        blocks: How many there are.
+        blocks: The number of blocks.
         block_flops: Arithmetic of one block.
         split_bytes: Memory traffic of one block that is divided with its layers.
         boundary_bytes: One tensor between two blocks: what a pipeline sends, and what tensor parallelism sums.
         block_bytes: Gradients of one block's parameters, as they are summed; not of a sample.
         edge_flops: Arithmetic of the last edge.
         edge_bytes: Gradients of one edge's parameters; not of a sample.
-        whole_flops: That part of ``block_flops`` which ``tensor`` does not divide.
-        tensor_sums: Of one block along ``tensor``, forward and backward; not of a sample.
-        summed_bytes: What all of these sum; None: one tensor between two blocks each.
-        gathered: In how many parts the whole model's parameters are gathered, where they lie in shares.
-        whole_bytes: That part of ``block_bytes`` which ``tensor`` does not divide.
-        fullest: Of all plans: by the number of stages, from one on, the share of arithmetic in the stage that has most;
-            more are as uneven as the last. Without it all have as much.
-        fullest_bytes: The same of parameters.
+        whole_flops: The part of ``block_flops`` that ``tensor`` does not divide.
+        tensor_sums: The sums of one block along ``tensor``, forward and backward; not of a sample.
+        summed_bytes: The bytes of all these sums; None: one tensor between two blocks each.
+        gathered: The number of parts in which the model's parameters are gathered, where they are divided.
+        whole_bytes: The part of ``block_bytes`` that ``tensor`` does not divide.
+        fullest: By the number of stages, from one on, the share of arithmetic in the largest stage; more stages are as
+            uneven as the last entry. Without it all stages are equal.
+        fullest_bytes: The same for parameters.
     """
 
     blocks: Floats
@@ -80,8 +76,8 @@ class StepWork:
     fullest_bytes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, told in self._told().items():
-            values = np.asarray(told, dtype=np.float64)
+        for name, column in self._columns().items():
+            values = np.asarray(column, dtype=np.float64)
             object.__setattr__(self, name, values)
             low = 1.0 if name == "blocks" else 0.0
             if not (np.isfinite(values).all() and (values >= low).all()):
@@ -92,30 +88,30 @@ class StepWork:
 
     @property
     def tensor_bytes(self) -> Floats:
-        """What all of a block's sums along ``tensor`` sum."""
+        """The bytes of all sums of a block along ``tensor``."""
         return self.tensor_sums * self.boundary_bytes if self.summed_bytes is None else self.summed_bytes
 
     def stage_blocks(self, stages: Floats) -> Floats:
-        """How many blocks' arithmetic the fullest of so many stages has."""
+        """Return the number of blocks whose arithmetic equals that of the fullest stage."""
         return np.asarray(self.blocks * _of_fullest(self.fullest, stages), dtype=np.float64)
 
     def stage_share(self, stages: Floats, tensor: Floats) -> Floats:
-        """The share of all parameters that one worker along ``tensor`` has of the stage that has most of them."""
+        """Return the share of all parameters that one worker along ``tensor`` has in the stage with most of them."""
         held = self.blocks * _of_fullest(self.fullest_bytes, stages)
         divided = held * (self.block_bytes - self.whole_bytes) + self.edge_bytes
         whole = np.maximum(self.blocks * self.block_bytes + self.edge_bytes, np.finfo(float).tiny)
         share = (divided / tensor + held * self.whole_bytes) / whole
         return np.where(whole > 1, share, 1 / (stages * tensor))  # nothing is known of blocks: evenly
 
-    def _told(self) -> dict[str, Floats]:
-        """All that is said, by its name."""
-        told = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("fullest")}
-        return {name: each for name, each in told.items() if each is not None}
+    def _columns(self) -> dict[str, Floats]:
+        """All columns by name."""
+        columns = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("fullest")}
+        return {name: each for name, each in columns.items() if each is not None}
 
     def take(self, index: NDArray[np.intp] | slice) -> Self:
-        """Of some plans alone; what is one number for all plans stays one."""
-        told: dict[str, Any] = {n: each if each.ndim == 0 else each[index] for n, each in self._told().items()}
-        return replace(self, **told)
+        """Return the work of some plans; a number for all plans stays one number."""
+        columns: dict[str, Any] = {n: each if each.ndim == 0 else each[index] for n, each in self._columns().items()}
+        return replace(self, **columns)
 
 
 def _of_fullest(shares: Sequence[float], stages: Floats) -> Floats:
@@ -128,18 +124,19 @@ def _of_fullest(shares: Sequence[float], stages: Floats) -> Floats:
 def transformer(
     width: Floats, blocks: Floats, heads: Floats, length: Floats, vocabulary: float, *, number_bytes: int = HALF
 ) -> StepWork:
-    """A GPT: attention and a four times wider feed-forward layer in every block, one table of words at both edges.
+    """Return the work of a GPT: attention and a four times wider feed-forward layer in every block, one table at both
+    edges.
 
     Arithmetic as in Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
     Megatron-LM", SC 2021, appendix, without recomputation.
 
     Args:
-        width: Of the hidden state.
-        blocks: How many.
-        heads: Of the attention.
-        length: Of a sample, in words.
-        vocabulary: Words there are.
-        number_bytes: Of an activation and a gradient.
+        width: The width of the hidden state.
+        blocks: The number of blocks.
+        heads: The heads of the attention.
+        length: The length of a sample, in tokens.
+        vocabulary: The number of tokens in the vocabulary.
+        number_bytes: The bytes of an activation or a gradient.
     """
     width, heads, length = (np.asarray(each, dtype=np.float64) for each in (width, heads, length))
     tensor = length * width * number_bytes
@@ -169,11 +166,14 @@ def chain_of(
     fullest: Sequence[float] = (),
     fullest_bytes: Sequence[float] = (),
 ) -> StepWork:
-    """A model of so many like layers without edges, by the sums of all: of one sample, and of gradients.
+    """Return the work of a model of so many equal layers without edges, from the totals of one sample and
+    of gradients.
 
-    ``tensor_sums``: how many there are in a pass, of ``summed_bytes``; None: as many as a transformer's blocks have.
-    ``gathered``: as in ``StepWork``. ``divided``: the share of gradients in layers that ``tensor`` divides.
-    ``fullest`` and ``fullest_bytes``: as in ``StepWork``.
+    Args:
+        tensor_sums: The sums of a pass, of ``summed_bytes``; None: as many as in a transformer's blocks.
+        gathered: As in ``StepWork``.
+        divided: The share of gradients in layers that ``tensor`` divides.
+        fullest, fullest_bytes: As in ``StepWork``.
     """
     kept, none = np.array(kept_bytes / layers), np.array(0.0)
     sums, summed = (
@@ -197,15 +197,20 @@ def chain_of(
     )
 
 
-# Ways to split one training step over workers, as columns: one entry a plan.
+# The division of a training step over workers, one entry a plan.
 
 
 @dataclass(frozen=True)
 class StepSplits:
-    """Whole numbers, all at least 1. ``batch`` and ``micro`` are samples: of a step, and of one pass of one replica.
+    """How steps are divided over workers: columns of whole numbers, all at least 1, with one entry a plan.
 
-    ``data`` and ``shard`` cut the samples, ``tensor`` the layers, ``pipeline`` the chain of blocks, as the axes of
-    ``core.mesh.Mesh``. ``per_node``: how many workers have the fast link in common.
+    Attributes:
+        batch: The samples of a step.
+        micro: The samples of one pass of one replica.
+        data, shard: The parts of the samples, as the axes of ``core.mesh.Mesh``.
+        tensor: The parts of the layers.
+        pipeline: The parts of the chain of blocks.
+        per_node: The workers that share the fast link.
     """
 
     batch: Floats
@@ -228,17 +233,17 @@ class StepSplits:
 
     @property
     def parts(self) -> Floats:
-        """Into how many parts the samples are cut."""
+        """The number of parts that the samples are cut into."""
         return self.data * self.shard
 
     @property
     def workers(self) -> Floats:
-        """All of a plan."""
+        """The workers of each plan."""
         return self.parts * self.tensor * self.pipeline
 
     @property
     def passes(self) -> Floats:
-        """How often the busiest worker runs its part of the model, forward and backward, in one step."""
+        """The passes of the busiest worker, forward and backward, in one step."""
         return np.ceil(self.batch / (self.parts * self.micro))
 
     @property
@@ -248,48 +253,42 @@ class StepSplits:
 
     @property
     def nodes(self) -> Floats:
-        """On how many nodes those stand that sum their gradients together: as few as it takes, of those there are."""
+        """The number of nodes of the workers that sum their gradients together: as few as possible."""
         apart = np.ceil(self.parts / np.maximum(1.0, np.floor(self.per_node / self.inner)))
         return np.minimum(apart, np.ceil(self.workers / self.per_node))
 
     def across(self, neighbours: Floats) -> NDArray[np.bool_]:
-        """Whether some of every so many ``neighbours`` in the order of ranks, which stand node by node, are on another
-        node than the first of them."""
+        """Whether some of every so many ``neighbours`` in the order of ranks are on another node than the first of
+        them.
+        """
         cut = (self.workers > self.per_node) & (self.per_node % neighbours > 0)
         return np.asarray((neighbours > self.per_node) | cut, dtype=np.bool_)
 
     def take(self, index: NDArray[np.intp] | slice) -> Self:
-        """Some of the plans."""
+        """Return some of the plans."""
         return replace(self, **{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
 
 def coordinates(work: StepWork, splits: StepSplits) -> Floats:
-    """Where each plan stands, in doublings: plans near one another have like errors. One row a plan.
+    """Return the place of each plan, in doublings: near plans have similar errors. One row a plan.
 
-    The first ``SHAPE`` of them are the shape of a pass's matrices: plans that share it run the same kernels.
+    The first ``SHAPE`` of them are the shape of a pass's matrices: plans with the same shape run the same kernels.
     """
-    told = (splits.micro, splits.tensor, work.block_flops, splits.passes, splits.parts, splits.pipeline, work.blocks)
-    return np.log2(np.maximum(np.stack(np.broadcast_arrays(*told), axis=1).astype(np.float64), 1.0))
+    terms = (splits.micro, splits.tensor, work.block_flops, splits.passes, splits.parts, splits.pipeline, work.blocks)
+    return np.log2(np.maximum(np.stack(np.broadcast_arrays(*terms), axis=1).astype(np.float64), 1.0))
 
 
 SHAPE = 3
 
 
-# Seconds of a step as a few named physical terms, each with one constant of the machine.
-#
-# A block of one pass takes what its arithmetic, its memory traffic and its sums along ``tensor`` take, but no less than
-# the launching of its kernels; the passes of a step flow through the stages of a pipeline; then gradients are summed
-# along ``data`` and ``shard``, and the optimizer writes. What is begun between nodes takes what it takes within one,
-# and the link's latency. All constants are positive.
-#
-# For programs whose work is known (``work``). What is left of this for one that was only timed is ``data_parallel``.
+# The physical form.
 
 SHARPNESS = 4.0  # of the passage from launching to computing: the norm that joins both
 
 
 @dataclass(frozen=True)
 class Constant:
-    """One of ``CONSTANTS``: what is taken for it before any measurement, and by what factor that may be off."""
+    """One of ``CONSTANTS``: its assumed value before any measurement, and the factor by which that may be wrong."""
 
     name: str
     prior: float
@@ -321,17 +320,17 @@ CONSTANTS: Mapping[str, str] = MappingProxyType(
         "fixed_s": "seconds of one step, whatever is in it",
     }
 )
-"""Name -> what it is. A vector of constants has them in this order."""
+"""Name -> meaning. A vector of constants has them in this order."""
 
 
 def seconds(constants: Floats, work: StepWork, splits: StepSplits, sharded: NDArray[np.bool_] | None = None) -> Floats:
-    """Of one step of every plan.
+    """Return the seconds of one step of every plan.
 
     Args:
         constants: In the order of ``CONSTANTS``.
-        work: What is computed.
+        work: The work of each plan.
         splits: The plans.
-        sharded: Of which plans ``shard`` divides parameters, too; None: of none.
+        sharded: The plans in which ``shard`` divides parameters, too; None: none.
     """
     whole: Floats = np.sum(list(parts(constants, work, splits, sharded).values()), axis=0)
     return whole
@@ -340,7 +339,7 @@ def seconds(constants: Floats, work: StepWork, splits: StepSplits, sharded: NDAr
 def parts(
     constants: Floats, work: StepWork, splits: StepSplits, sharded: NDArray[np.bool_] | None = None
 ) -> dict[str, Floats]:
-    """The same, told apart: what limits a plan is the largest of them."""
+    """Return the parts of these seconds by name. The largest part limits a plan."""
     c = dict(zip(CONSTANTS, constants, strict=True))
     micro, tensor, stages, passes = splits.micro, splits.tensor, splits.pipeline, splits.passes
     computing = micro * (
@@ -351,8 +350,8 @@ def parts(
     across = splits.across(tensor)
     first = c["tensor_sum_s"] + np.where(across, c["across_hop_s"], 0.0)
     hops = 2 * (tensor - 1)
-    begun = np.where(tensor > 1, c["tensor_begin_s"], 0.0)
-    meeting, moving = work.tensor_sums * (begun + hops * first), micro * work.tensor_bytes * _tensor_byte_s(c, splits)
+    begin_s = np.where(tensor > 1, c["tensor_begin_s"], 0.0)
+    meeting, moving = work.tensor_sums * (begin_s + hops * first), micro * work.tensor_bytes * _tensor_byte_s(c, splits)
     busy = computing + moving
     launched = _longer(busy, c["launch_s"])
     block = launched + meeting  # whoever is early at a sum waits, however much there is to launch
@@ -372,30 +371,37 @@ def parts(
 
 
 def _shared(c: Mapping[str, float], work: StepWork, splits: StepSplits, sharded: NDArray[np.bool_]) -> Floats:
-    """Sums of gradients where some plans are ``sharded``: in every pass of these each part's values are gathered twice
-    and its gradients leave once, which is half a sum each."""
+    """Sums of gradients where some plans are ``sharded``.
+
+    In every pass of these, each part's values are gathered twice and its gradients leave once, which is half a sum
+    each.
+    """
     gradients = _gradients(work, splits)
     gathering = splits.passes * 1.5 * _summing(c, work, splits, gradients, work.gathered)
     return np.where(sharded, gathering, _summing(c, work, splits, gradients))
 
 
 def _tensor_byte_s(c: Mapping[str, float], splits: StepSplits) -> Floats:
-    """Seconds of a byte that workers along ``tensor`` sum: each sends its part to each, there and back. Between nodes
-    those of one node share its link."""
+    """Seconds of a byte that workers along ``tensor`` sum: each sends its part to each, there and back.
+
+    Between nodes, the workers of one node share its link.
+    """
     tensor, near = splits.tensor, np.minimum(splits.tensor, splits.per_node)
     among = 2 * near * np.maximum(tensor - near, 1) / tensor * c["across_byte_s"]
     return np.asarray(np.where(splits.across(tensor), among, 2 * (tensor - 1) / tensor * c["tensor_byte_s"]))
 
 
 def _gradients(work: StepWork, splits: StepSplits) -> Floats:
-    """Bytes of one worker: those of layers that ``tensor`` leaves whole, every worker along it has."""
+    """Bytes of one worker's gradients: every worker along ``tensor`` has those of undivided layers."""
     divided = work.blocks / splits.pipeline * (work.block_bytes - work.whole_bytes) + work.edge_bytes
     return divided / splits.tensor + work.blocks / splits.pipeline * work.whole_bytes
 
 
 def _sending(c: Mapping[str, float], work: StepWork, splits: StepSplits) -> Floats:
-    """Of one pass from a stage to the next, there and back; 0 where there is one stage. Each worker along ``tensor``
-    sends all of it to its like: between nodes over one link."""
+    """Seconds of one pass from a stage to the next, there and back; 0 where there is one stage.
+
+    Each worker along ``tensor`` sends all of it to its counterpart: between nodes over one link.
+    """
     across = splits.across(splits.inner)
     begin = c["send_s"] + np.where(across, c["across_hop_s"], 0.0)
     byte = np.where(across, np.minimum(splits.tensor, splits.per_node) * c["across_byte_s"], c["send_byte_s"])
@@ -405,10 +411,13 @@ def _sending(c: Mapping[str, float], work: StepWork, splits: StepSplits) -> Floa
 def _summing(
     c: Mapping[str, float], work: StepWork, splits: StepSplits, gradients: Floats, sums: Floats | float = 1.0
 ) -> Floats:
-    """Of ``gradients``, bytes of a worker, in so many ``sums``: a ring within each node, then one among nodes, whose
-    link they share. Where state is divided, everybody sends to everybody (``parallel.comm.owned``): nothing is summed
-    within a node before it leaves, so that each of its workers sends as much over the link as one would of their
-    sum."""
+    """Seconds of ``gradients``, bytes of a worker, in so many ``sums``: a ring within each node, then one
+    among nodes.
+
+    The workers of a node share its link. Where state is divided, everybody sends to everybody
+    (``parallel.comm.owned``). Nothing is summed within a node before it leaves, so each worker sends as much over the
+    link as one would of their sum.
+    """
     neighbours = np.minimum(splits.inner, splits.per_node)
     senders = neighbours * np.where(splits.shard * splits.inner > 1, np.ceil(splits.parts / splits.nodes), 1.0)
     near = sums * c["gradient_hop_s"], c["gradient_byte_s"]
@@ -425,7 +434,7 @@ def _longer(first: Floats, second: Floats) -> Floats:
     return most * ((first / most) ** SHARPNESS + (second / most) ** SHARPNESS) ** (1 / SHARPNESS)
 
 
-# What the record of a cluster's plan says of steps, of any means and batch: its constants, in the physical form.
+# Predictions from the constants that a journal keeps.
 
 MODELLED_MECHANISMS = (
     "replicated",
@@ -438,18 +447,18 @@ NEGLIGIBLE_S = 1e-12  # seconds of a constant that plans of before did not have
 
 
 def last_plan(entries: Sequence[Entry]) -> PlanMade | None:
-    """The last plan that a journal tells of."""
+    """Return the last plan in a journal."""
     made = [entry.record for entry in entries if isinstance(entry.record, PlanMade)]
     return made[-1] if made else None
 
 
 def predicted_step(made: PlanMade, execution: ExecutionSettings, batch: int) -> float | None:
-    """Seconds by the plan's physical form; None for mechanisms that it does not speak of."""
+    """Return the seconds by the plan's physical form; None for mechanisms outside of it."""
     if any(part not in MODELLED_MECHANISMS for part in execution.mechanism.split("+")):
         return None
-    size, mesh = made.found["size"], execution.first_mesh
+    size, mesh = made.answer["size"], execution.first_mesh
     micro = min(execution.micro_batch or batch, math.ceil(batch / mesh.batch))
-    columns = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, made.asked["workers_each"])
+    columns = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, made.request["workers_each"])
     splits = StepSplits(*(np.array([each], float) for each in columns))
     known = {
         name: size[name]
@@ -463,7 +472,9 @@ def predicted_step(made: PlanMade, execution: ExecutionSettings, batch: int) -> 
 
 
 def check_program(made: PlanMade, program: object) -> None:
-    """Raise ``UserError`` where ``made`` is of another program than ``program``: its path, or a mapping that has it."""
+    """Raise ``UserError`` where ``made`` is the plan of another program than ``program``: its path, or a mapping with
+    it.
+    """
     path = str(program.get("path", "")) if isinstance(program, Mapping) else str(program)
     if Path(path).resolve() != Path(made.program).resolve():
         raise UserError("a plan must be of the program that ran", f"{made.program}, not {path}", "use another --plan")

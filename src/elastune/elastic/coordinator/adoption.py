@@ -69,7 +69,7 @@ class Adoption:
         """Note that ``worker`` has disconnected again."""
         self.back = {number: returned for number, returned in self.back.items() if number != worker}
 
-    def hears(self, worker: int | None, event: Event) -> None:
+    def note_event(self, worker: int | None, event: Event) -> None:
         """Note an ``event`` that arrived before the adoption."""
         if isinstance(event, ResizeAsked | ReshapeAsked):
             self.wishes.append((worker, event))
@@ -99,7 +99,9 @@ def _updated(state: Returned, event: Event) -> Returned:
 
 def newest_view(back: Mapping[int, Returned]) -> View | None:
     """The newest view that any of the workers knows."""
-    return max((r.heard for r in back.values() if r.heard is not None), key=lambda view: view.number, default=None)
+    return max(
+        (r.latest_view for r in back.values() if r.latest_view is not None), key=lambda view: view.number, default=None
+    )
 
 
 def awaited(back: Mapping[int, Returned]) -> frozenset[int]:
@@ -260,7 +262,7 @@ class AdoptingCoordinator(Coordinator):
             self._feed(asker, event)
         for connection, message, size in self._deferred:
             if not connection.dead:
-                super()._hear(connection, message, size)
+                super()._handle(connection, message, size)
         return back
 
     def _greet(self, connection: Connection, hello: Hello) -> None:
@@ -272,16 +274,16 @@ class AdoptingCoordinator(Coordinator):
         self._registry.add([worker])
         self._let_in(connection, worker, hello)
 
-    def _hear(self, connection: Connection, message: Message, size: int) -> None:
+    def _handle(self, connection: Connection, message: Message, size: int) -> None:
         if isinstance(message, Returned) and self._adoption is not None and connection.worker is not None:
             peer = self._peers.get(connection.worker)
             self._adoption.comes(connection.worker, peer.host if peer is not None else "", message)
-            self._board.begin(message.heard.number if message.heard is not None else 0)
+            self._board.begin(message.latest_view.number if message.latest_view is not None else 0)
             self._out.nudge()
         elif isinstance(message, Exit | RoundTaken) and self._adoption is not None:
             self._deferred.append((connection, message, size))  # the worker has to be adopted first
         else:
-            super()._hear(connection, message, size)
+            super()._handle(connection, message, size)
 
     def _part(self, connection: Connection, why: str) -> None:
         if self._adoption is None:
@@ -300,4 +302,4 @@ class AdoptingCoordinator(Coordinator):
         if self._adoption is None:
             super()._feed(worker, event)
         else:
-            self._adoption.hears(worker, event)
+            self._adoption.note_event(worker, event)

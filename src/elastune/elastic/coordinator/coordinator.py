@@ -185,11 +185,11 @@ class Coordinator:
         policy's.
         """
 
-        def hear() -> None:
+        def handle() -> None:
             if not objection(self._state, request) and machine.changes(self._state, request):
                 self._feed(None, request)
 
-        self._call(hear)
+        self._call(handle)
 
     def notice(self, worker: int, seconds: float, why: str) -> None:
         """Report that ``worker`` will be taken away in ``seconds``."""
@@ -223,7 +223,7 @@ class Coordinator:
 
     def _round(self) -> None:
         full = self._out.full  # the controller is busy: its workers' messages stay unread
-        self._hub.hear_workers(not full)
+        self._hub.read_workers(not full)
         self._due = min([self._next_beat, self._peers.next_silence, *self._timers.next_at])
         # A call of the controller about a worker is made after the messages that the worker had sent before it.
         calls = [self._calls.popleft() for _ in range(len(self._calls))]
@@ -232,7 +232,7 @@ class Coordinator:
                 case Greeted(connection, hello):
                     self._greet(connection, hello)
                 case Heard(connection, message, size):
-                    self._hear(connection, message, size)
+                    self._handle(connection, message, size)
                 case Closed(connection, why):
                     self._part(connection, why)
                 case ConnectionsRefused():
@@ -291,13 +291,13 @@ class Coordinator:
             self._send([connection], messages.Publish(key, value))
         self._feed(worker, messages.Connected(hello.host))
 
-    def _hear(self, connection: Connection, message: Message, size: int) -> None:
+    def _handle(self, connection: Connection, message: Message, size: int) -> None:
         if (worker := connection.worker) is None:
             self._answer(connection, message)
             return
         now = time.monotonic()
-        self._peers.heard(worker, now, message)
-        self._rounds.heard(worker, message, now)
+        self._peers.message_received(worker, now, message)
+        self._rounds.message_received(worker, message, now)
         match message:
             case messages.Report(record, nth):
                 self._out.put(RecordSent(worker, record, nth), size)
@@ -314,7 +314,7 @@ class Coordinator:
             case messages.Publish():
                 self._publish(worker, message)
             case Broken():
-                # If a death explains the break, the end of that connection is on its way and is handled first.
+                # If a death explains the break, the end of that connection arrives and is handled first.
                 self._timers.put(now + BROKEN_GRACE_S, partial(self._feed, worker, message))
             case messages.ResizeAsked() | messages.ReshapeAsked():
                 self.ask(message)

@@ -55,7 +55,7 @@ class Peer:
     """A connected worker, with what its messages and its process show.
 
     Attributes:
-        heard_at: When its newest message came.
+        received_at: When its newest message came.
         beat_at: When its newest heartbeat came.
         loading: Its newest heartbeat reported that it loads its program.
         excused_at: When it was last found silent but at work.
@@ -67,7 +67,7 @@ class Peer:
     worker: int
     connection: Connection
     host: str
-    heard_at: float
+    received_at: float
     beat_at: float
     beat: Beat = field(default_factory=Beat)
     loading: bool = True
@@ -80,7 +80,7 @@ class Peer:
     @property
     def counts_from(self) -> float:
         """The time from which its silence is counted."""
-        return max(self.heard_at, self.excused_at)
+        return max(self.received_at, self.excused_at)
 
 
 class WorkerConnections:
@@ -139,10 +139,10 @@ class WorkerConnections:
         """The connections of all workers ``but`` one."""
         return [peer.connection for worker, peer in self._peers.items() if worker != but]
 
-    def heard(self, worker: int, now: float, message: Message) -> None:
+    def message_received(self, worker: int, now: float, message: Message) -> None:
         """Note that ``worker`` has sent ``message``."""
         peer = self._peers[worker]
-        peer.heard_at, peer.looked_at = now, None
+        peer.received_at, peer.looked_at = now, None
         if isinstance(message, Beat):
             peer.loading = message.doing == "loading"
             peer.waits_s = peer.waits_s if message.doing == "reducing" else inf
@@ -154,7 +154,7 @@ class WorkerConnections:
         """Note the heartbeat of ``worker``."""
         peer = self._peers[worker]
         peer.beat, peer.beat_at = beat, now
-        self._pace.heard(now, beat.step)
+        self._pace.message_received(now, beat.step)
 
     def waits(self, beat_s: float, worker: int, step: int, grace_s: float, now: float) -> None:
         """Shorten the patience with ``worker``: it takes part in a round that can end without it, after ``grace_s``.
@@ -192,7 +192,7 @@ class WorkerConnections:
     def excuse(self, now: float) -> None:
         """Note that no worker could be heard until ``now``, through no fault of theirs."""
         for peer in self._peers.values():
-            peer.heard_at = now
+            peer.received_at = now
 
     def silent(self, now: float, due: float) -> list[int]:
         """The workers that are silent at ``now``.
@@ -201,12 +201,12 @@ class WorkerConnections:
         """
         late = now - due
         for peer in self._peers.values() if late > self._least_due_s / 2 else ():
-            # This process itself did not run: messages that the workers sent meanwhile may still be on their way.
+            # This process itself did not run: messages that the workers sent meanwhile may still be in flight.
             if late > self._due_s(peer) / 2:
-                peer.heard_at = min(now, peer.heard_at + late)
+                peer.received_at = min(now, peer.received_at + late)
         if now < self.next_silence:
             return []
-        newest = max((peer.heard_at for peer in self._peers.values()), default=now)
+        newest = max((peer.received_at for peer in self._peers.values()), default=now)
         silent = {worker for worker, peer in self._peers.items() if self._is_silent(peer, now, newest)}
         waits = [self._next_look(peer, now) for worker, peer in self._peers.items() if worker not in silent]
         # A worker that connects or finishes loading meanwhile is checked in time, too.
@@ -232,9 +232,10 @@ class WorkerConnections:
         pauses = self._all_pause(peer, vitals, now, newest)
         if not pauses and (vitals is None or not vitals.works_since(peer.vitals)):
             return vitals is None or not vitals.lives or now >= self._compares_at(peer)
-        if peer.excused_at < peer.heard_at:
+        if peer.excused_at < peer.received_at:
             line = (
-                f"worker {peer.worker} has been silent for {now - peer.heard_at:.1f} s, longer than {patience_s:g} s "
+                f"worker {peer.worker} has been silent for {now - peer.received_at:.1f} s, longer than "
+                + f"{patience_s:g} s "
                 + ("(--heartbeat), but " if patience_s >= self._heartbeat_s else "(grace), but ")
                 + ("so have all" if pauses else "its process works")
                 + ": it is waited for "
@@ -255,7 +256,7 @@ class WorkerConnections:
 
     def _all_pause(self, peer: Peer, vitals: ProcessStatus | None, now: float, newest: float) -> bool:
         """Whether ``peer`` may be silent because no worker at all can be heard."""
-        if now - newest < self._due_s(peer) / 2 or now - peer.heard_at >= self._pause_s:
+        if now - newest < self._due_s(peer) / 2 or now - peer.received_at >= self._pause_s:
             return False
         return len(self._peers) > 1 if vitals is None else vitals.lives
 
@@ -271,7 +272,7 @@ class WorkerConnections:
     def _is_waited_for(self, peer: Peer, now: float) -> bool:
         """Whether another worker is heard that waits in the same step as ``peer``."""
         return peer.waits_s < self._heartbeat_s and any(
-            other.stands_at == peer.stands_at and now - other.heard_at < peer.waits_s
+            other.stands_at == peer.stands_at and now - other.received_at < peer.waits_s
             for other in self._peers.values()
             if other is not peer
         )

@@ -1,7 +1,7 @@
 """Who is in a run: a pure state machine. An event comes in; the new state and instructions come out.
 
 Each event first changes the facts: which workers are there, and what was requested. The consequences are then
-derived in the same way after every event. Read ``Membership``, the instructions, ``transition`` and ``derive`` in
+derived alike after every event. Read ``Membership``, the instructions, ``transition`` and ``derive`` in
 this order. The coordinator carries out some instructions, and the controller the others.
 """
 
@@ -210,7 +210,7 @@ class Membership:
 
     @property
     def wanted(self) -> tuple[Worker, ...]:
-        """The workers that remain once all changes under way are done."""
+        """The workers that remain once all current changes are done."""
         leaving: set[int] = set()
         if self.current is not None and self.proposed is not None:
             leaving = set(self.current.members) - set(self.proposed.members)
@@ -659,7 +659,7 @@ def _stop_early(state: Membership) -> Outcome:
 
 
 def _propose(state: Membership) -> Outcome:
-    """Propose a view of the wanted members, if it differs from the current view and no other change is under way."""
+    """Propose a view of the wanted members, if it differs from the current view and no other change is running."""
     if state.stage != "open" or state.proposed is not None:
         return state, ()
     ready = tuple(worker.number for worker in state.workers if worker.phase == "ready" and not worker.preempted)

@@ -61,7 +61,7 @@ class RoundQuorum:
             first = self._running[1] if view == self._running[0] else now
             self._running = view, first, now
 
-    def heard(self, worker: int, message: RoundTaken, now: float) -> float | None:
+    def message_received(self, worker: int, message: RoundTaken, now: float) -> float | None:
         """Note that ``worker`` has taken a round and waits for the others.
 
         Returns:
@@ -133,7 +133,7 @@ class RoundWatch:
         self._timers, self._lose, self._membership, self._deaf, self._hurry = later, lose, membership, deaf, hurry
         self._latecomers = RoundQuorum()
 
-    def heard(self, worker: int, message: Message, now: float) -> None:
+    def message_received(self, worker: int, message: Message, now: float) -> None:
         """Note a ``message`` of ``worker``.
 
         Messages about a view that is over, or never had this worker, are ignored.
@@ -142,7 +142,7 @@ class RoundWatch:
             case Running(version=view) if self._has(view, worker):
                 self._latecomers.runs(view, now)
             case RoundTaken(version=view) if self._has(view, worker):
-                before, due = self._latecomers.round, self._latecomers.heard(worker, message, now)
+                before, due = self._latecomers.round, self._latecomers.message_received(worker, message, now)
                 hurried = [worker]
                 if due is not None:
                     self._timers.put(due, partial(self._look, due))

@@ -340,7 +340,7 @@ class Returned:
 
     member: bool = False
     ready: bool = False
-    heard: View | None = None
+    latest_view: View | None = None
     version: Count = 0
     step: Count = 0
     layers: Count = 0

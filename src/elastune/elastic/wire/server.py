@@ -161,7 +161,7 @@ class ConnectionServer:
         self._cut: list[Connection] = []
         self._refusals = Refusals()
         self._muted_until = 0.0
-        self._hears = True
+        self._reads_workers = True
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(bell, selectors.EVENT_READ)
@@ -199,16 +199,16 @@ class ConnectionServer:
         yield from self._bury()
         yield from self._refusals.due(time.monotonic())
 
-    def hear_workers(self, hears: bool) -> None:
+    def read_workers(self, enabled: bool) -> None:
         """Set whether workers are read. Unread messages wait at the workers; lines to them are sent as ever."""
-        if hears != self._hears:
-            self._hears = hears
+        if enabled != self._reads_workers:
+            self._reads_workers = enabled
             for connection in self._connections.values():
                 self._watch(connection)
 
     def _watch(self, connection: Connection) -> None:
         """Have the selector watch ``connection`` for what is to be done with it now."""
-        reads = self._hears or not connection.stays
+        reads = self._reads_workers or not connection.stays
         events = reads * selectors.EVENT_READ | bool(connection.output) * selectors.EVENT_WRITE
         watched = connection.socket in self._selector.get_map()
         if events and watched:
@@ -442,8 +442,8 @@ class ConnectionServer:
 
 @dataclass
 class _Count:
-    told_at: float
-    untold: int = 0
+    recorded_at: float
+    unrecorded: int = 0
 
 
 class Refusals:
@@ -462,7 +462,7 @@ class Refusals:
         if key not in self._counts and len(self._counts) >= KNOWN_LIMIT:
             key = (OTHERS, why)
         if key in self._counts:
-            self._counts[key].untold += 1
+            self._counts[key].unrecorded += 1
         elif len(self._counts) < 2 * KNOWN_LIMIT:
             self._counts[key] = _Count(now)
             self._new.append(ConnectionsRefused(*key, 1))
@@ -471,9 +471,9 @@ class Refusals:
         """The records to be written now: the first refusal of a kind at once, more of them once a minute."""
         refusals, self._new = self._new, []
         for (host, why), count in list(self._counts.items()):
-            if now >= count.told_at + EVERY_S:
-                if count.untold:
-                    refusals.append(ConnectionsRefused(host, why, count.untold))
+            if now >= count.recorded_at + EVERY_S:
+                if count.unrecorded:
+                    refusals.append(ConnectionsRefused(host, why, count.unrecorded))
                     self._counts[host, why] = _Count(now)
                 else:
                     del self._counts[host, why]

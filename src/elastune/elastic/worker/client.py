@@ -472,7 +472,7 @@ class CoordinatorClient(CoordinatorInbox):
 
     def _serve(self) -> str:
         """Send heartbeats and read messages until the connection ends. Returns why it ended."""
-        self._hear(self._early)
+        self._handle_lines(self._early)
         poll = select.poll()
         poll.register(self._outbox, select.POLLIN)
         next_beat = before = time.monotonic()
@@ -490,7 +490,7 @@ class CoordinatorClient(CoordinatorInbox):
                 with contextlib.suppress(BlockingIOError):  # half a message, encrypted
                     if not (data := self._socket.recv(READ_BYTES)):
                         return "it closed the connection"
-                    self._hear(self._lines.feed(data))
+                    self._handle_lines(self._lines.feed(data))
             elif silent_s > self._silent_limit_s:
                 return f"it has been silent for {silent_s:.0f} s"
             if now >= next_beat:
@@ -500,7 +500,7 @@ class CoordinatorClient(CoordinatorInbox):
                 since_s, words, line = max(0.0, now - since), _sendable(what), _sendable(self.where())
                 self._send(Beat(step, doing, since_s, size_bytes, view, operation, words, line, every_s))
 
-    def _hear(self, lines: list[bytes]) -> None:
+    def _handle_lines(self, lines: list[bytes]) -> None:
         for line in lines:
             message = messages.decode(line)
             if isinstance(message, messages.RecordsKept):
@@ -591,7 +591,7 @@ class ReconnectState:
         while self._unkept and self._unkept[0][0] <= nth:
             self.unkept_bytes -= len(self._unkept.popleft()[1])
 
-    def lines(self, heard: View | None, stops: bool) -> list[bytes]:
+    def lines(self, latest_view: View | None, stops: bool) -> list[bytes]:
         """The lines that a new coordinator has to receive first.
 
         Args:
@@ -602,7 +602,7 @@ class ReconnectState:
         state = Returned(
             member=self.member,
             ready=self._ready,
-            heard=heard,
+            latest_view=latest_view,
             version=self._running.version,
             step=self._running.step,
             layers=self._layers,

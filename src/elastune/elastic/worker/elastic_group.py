@@ -60,7 +60,7 @@ class ElasticWorkerGroup(WorkerGroup):
         self._handover_group: Group | None = None  # in which state is being handed over
         self._levels: LateLevels | None = None
         self._dealing = LearnerAssignment()
-        client.on_break, client.on_scheduled, client.on_bye = self._break, self._forming.heard, self._abandon
+        client.on_break, client.on_scheduled, client.on_bye = self._break, self._forming.view_scheduled, self._abandon
         client.where = lambda: ", ".join(filter(None, [self.where(), self.left]))
 
     # -- becoming a member --------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class ElasticWorkerGroup(WorkerGroup):
         """As ``WorkerGroup.gather_tensors``; repeated with the survivors if a worker was lost."""
         self._client.refuse_fork()
         while self.synchronised:
-            self.say("gathering", self.owner.step, mine.nbytes, what)
+            self.set_activity("gathering", self.owner.step, mine.nbytes, what)
             self.gathered_on = self.comms.mesh  # others may complete it on this mesh
             try:
                 rows = self._gather_alike(mine, what)
@@ -157,23 +157,23 @@ class ElasticWorkerGroup(WorkerGroup):
                     continue  # inside of a step, which is lost now, this worker is no longer synchronised
                 assert self._log.rows is not None
                 rows = self._log.rows
-            self.say("computing", self.owner.step)
+            self.set_activity("computing", self.owner.step)
             return rows
         self.gathered_on = self.comms.mesh
         return [mine]
 
     def begin_step(self) -> float:
         self._client.refuse_fork()
-        heard = None if self._current is None else self._client.pending(self._current.number)
-        self._voted = heard if heard is not None and self._forming.is_ready_for(heard) else None
+        next_view = None if self._current is None else self._client.pending(self._current.number)
+        self._voted = next_view if next_view is not None and self._forming.is_ready_for(next_view) else None
         return float(self._voted is not None)
 
-    def end_step(self, heard: float, contributors: int, *, served: bool) -> None:
+    def end_step(self, view_known: float, contributors: int, *, served: bool) -> None:
         if served:  # the step was counted when its result came, and its vote was about a view that is over
             return
         self._log.stepped()
         self._dealing.round_over(self._current)
-        if heard >= contributors:
+        if view_known >= contributors:
             # A worker without samples of this batch had no vote and may receive the view only now.
             self._agreed = self._voted or self._client.await_pending(self.view)
 
@@ -226,7 +226,7 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def _hand_over(self, view: View) -> None:
         if self.worker in view.leavers:
-            self.say("handing over", self.owner.step)
+            self.set_activity("handing over", self.owner.step)
             with self._handover(view) as group:
                 self.owner.hand_over(group, view)
 
@@ -260,7 +260,7 @@ class ElasticWorkerGroup(WorkerGroup):
     def finish(self) -> None:
         self._client.refuse_fork()
         self._log.all_done = True
-        self.say("done", self.owner.step)
+        self.set_activity("done", self.owner.step)
         self._client.done()
         while (view := self._client.await_bye(self.view)) is not None:
             self._serve(view)
@@ -271,7 +271,7 @@ class ElasticWorkerGroup(WorkerGroup):
             self._enter(view)
 
     def _await_after(self, view: View) -> View:
-        self.say("forming", self.owner.step)
+        self.set_activity("forming", self.owner.step)
         return self._await(view.number)
 
     def _await(self, after: int) -> View:
@@ -305,7 +305,7 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def _form(self, view: View, joins: bool) -> RecoveryPlan:
         """Try once to enter ``view``: form its group, compare the members, and carry out the plan."""
-        self.say("forming", self.owner.step)
+        self.set_activity("forming", self.owner.step)
         self._log.served = False
         before = self._current
         if self.worker not in view.members:
@@ -333,7 +333,7 @@ class ElasticWorkerGroup(WorkerGroup):
             self._dealing.decided(plan.assignment_view)
         finally:
             let_go_of(last)  # for a planned view: only now have all members completed the last step before it
-        self.say("handing over", self.owner.step)
+        self.set_activity("handing over", self.owner.step)
         self._log.exchange(self.group, self.owner, plan)
         plan = self._move_state(view, comms, plan)
         self._log.lost = False
@@ -356,7 +356,7 @@ class ElasticWorkerGroup(WorkerGroup):
             else:
                 self.owner.regroup(comms, None)
         except Unrecoverable as error:
-            self.owner.tell_lost(error)
+            self.owner.record_lost_state(error)
             rewinds = plan.rewinds + (plan.rewind_to is None)
             return replace(plan, rewind_to=-1, rewinds=rewinds)
         return plan
@@ -378,7 +378,7 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def lose(self, error: Unrecoverable) -> NoReturn:
         """Go on from the newest checkpoint: state was found to be lost, by all members alike."""
-        self.owner.tell_lost(error)
+        self.owner.record_lost_state(error)
         self._go_back(-1, self._log.rewinds + 1)
 
     def _go_back(self, to: int, rewinds: int) -> NoReturn:
@@ -407,6 +407,6 @@ class ElasticWorkerGroup(WorkerGroup):
             self._levels.discard()
             self._levels = None
 
-    def say(self, doing: str, step: int, size_bytes: int = 0, what: str = "") -> None:
+    def set_activity(self, doing: str, step: int, size_bytes: int = 0, what: str = "") -> None:
         self._step = step
         self._client.doing(cast(Doing, doing), step, size_bytes, self.view, self._log.completed, what)

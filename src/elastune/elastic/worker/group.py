@@ -156,14 +156,14 @@ class WorkerGroup:
 
     @property
     def broken(self) -> bool:
-        """Whether this view is over, so that the operation under way can be given up."""
+        """Whether this view is over, so that the running operation can be given up."""
         return False
 
     def begin_step(self) -> float:
         """Return 1.0 if this worker knows the next view, else 0.0; the number travels with the step's reduction."""
         return 0.0
 
-    def end_step(self, heard: float, contributors: int, *, served: bool) -> None:
+    def end_step(self, view_known: float, contributors: int, *, served: bool) -> None:
         """Note that a step is completed.
 
         Args:
@@ -181,7 +181,7 @@ class WorkerGroup:
 
         ``what`` names the values in words. Raises ``UserError`` on every worker if the workers gather different things.
         """
-        self.say("gathering", self._step, mine.nbytes, what)
+        self.set_activity("gathering", self._step, mine.nbytes, what)
         self.gathered_on = self.comms.mesh
         try:
             rows = self._gather_alike(mine, what)
@@ -189,7 +189,7 @@ class WorkerGroup:
             self.failed = self.beat()
             raise
         self._log.gathered(rows, self._step)
-        self.say("computing", self._step)
+        self.set_activity("computing", self._step)
         return rows
 
     def _gather_alike(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
@@ -206,7 +206,7 @@ class WorkerGroup:
         self.left = f"after it left {loop} at {self.where() or 'an unknown line'}"
 
     @contextmanager
-    def told_if_left(self, loop: str) -> Iterator[None]:
+    def name_loop_in_beats(self, loop: str) -> Iterator[None]:
         """Wrap the ``yield`` of a loop, to note if the program leaves the loop early."""
         try:
             yield
@@ -268,7 +268,7 @@ class WorkerGroup:
     def join(self) -> None:
         """Become a member with the state of the others, if this worker is no member yet."""
 
-    def say(self, doing: str, step: int, size_bytes: int = 0, what: str = "") -> None:
+    def set_activity(self, doing: str, step: int, size_bytes: int = 0, what: str = "") -> None:
         """Set what this worker is about to do, so that others can judge its delay and notice a difference.
 
         ``what`` names the operation that the worker will wait in.
@@ -285,11 +285,11 @@ class WorkerGroup:
 
 
 class WorkersDiverged(Exception):
-    """The workers of a static run will never come together; ``found`` is the reason."""
+    """The workers of a static run will never come together; ``stall`` is the reason."""
 
     def __init__(self, stall: Stall) -> None:
         super().__init__(stall.detail)
-        self.found = stall
+        self.stall = stall
 
 
 class StaticWatch:
@@ -317,7 +317,7 @@ class StaticWatch:
         self._store = store
         self._limit_s = limit_s
         self._on_stuck = on_stuck
-        self._found: Stall | None = None
+        self._stall: Stall | None = None
         self._sent = 0  # how many heartbeats this worker has written
         self._received: dict[int, tuple[bytes, float]] = {}  # each rank's heartbeat, and its time here
         self._lock = threading.Lock()
@@ -330,12 +330,12 @@ class StaticWatch:
         self._ended.set()
 
     @property
-    def found(self) -> Stall | None:
+    def stall(self) -> Stall | None:
         """The reason why a collective that has failed here could not succeed; another worker may have found it first.
 
         Raises ``RuntimeError`` if the store is gone.
         """
-        return self._found or self._compare(self._workers.failed or self._workers.beat())
+        return self._stall or self._compare(self._workers.failed or self._workers.beat())
 
     def _compare(self, beat_here: Beat) -> Stall | None:
         """Write this worker's heartbeat, and compare it with those of the others."""
@@ -371,7 +371,7 @@ class StaticWatch:
                 if beat.doing not in COLLECTIVES:
                     self._send(beat)
                 elif (stall := self._compare(beat)) is not None and not self._ended.is_set():
-                    self._found = stall
+                    self._stall = stall
                     self._workers.group.abandon(stall.detail)
                     if not self._ended.wait(STUCK_S):
                         self._on_stuck(WorkersDiverged(stall))

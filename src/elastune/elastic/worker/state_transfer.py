@@ -79,7 +79,7 @@ class StateOwner(Protocol):
         """
         ...
 
-    def tell_lost(self, error: Unrecoverable) -> None:
+    def record_lost_state(self, error: Unrecoverable) -> None:
         """Record that state was lost."""
         ...
 

@@ -46,7 +46,7 @@ class ViewComms:
         """A group of this worker alone."""
         return self._factory.form(self._store, "alone", 0, 1)
 
-    def heard(self, view: View) -> None:
+    def view_scheduled(self, view: View) -> None:
         """Begin to form the groups of ``view``, which was scheduled, if they can form while this worker trains."""
         if self._forms_early(view):
             self.begin(view)

@@ -158,8 +158,8 @@ class AsyncValues:
     """Values that the workers of a gloo group offer each other, without waiting for each other.
 
     ``make`` hands an offer to a thread, ``take`` returns the offers that have arrived. A sender has at most one offer
-    per receiver that is on its way or untaken; until the receiver takes it, ``make`` sends nothing. So neither a slow
-    link nor a slow worker lets offers pile up. The group must have several workers.
+    per receiver that is in flight or not taken yet; until then ``make`` sends nothing. So offers never pile up behind
+    a slow link or a slow worker. The group must have several workers.
 
     ``served`` counts the users of this object, one after another. Workers that use it alike have the same count.
     """

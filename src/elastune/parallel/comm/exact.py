@@ -199,7 +199,7 @@ class ExactReducer(Reducer[ExactBucket]):
         gradients: How many of the first tensors are gradients.
         hold: Keep the newest sums for another worker; see ``Bucket``.
         deal: Which slots each worker has.
-        lane: Differs between reducers of equal tensors whose sums are under way at the same time.
+        lane: Differs between reducers of equal tensors whose sums run at the same time.
         bucket_bytes: The size of a bucket; see ``plan``.
 
     Example::

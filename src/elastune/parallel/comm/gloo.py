@@ -2,7 +2,7 @@
 
 Gloo cannot give up by itself. When a worker dies, only its neighbours in the ring notice it; the others wait for the
 whole timeout, and ``abort`` does nothing. So this module finds a group's connections by their addresses and shuts them
-down. That ends everything under way within milliseconds. A worker that was frozen cannot write into a buffer later.
+down. That ends all operations within milliseconds. A worker that was frozen cannot write into a buffer later.
 
 Gloo does not check who connects: it takes the first connection that gives a peer's number for that peer. So:
 

@@ -1,6 +1,6 @@
 """The workers that reduce together: the collectives of one group, over a raw process group of torch.
 
-A worker may give up a group from any thread. Then everything under way in the group raises ``GroupBroken``.
+A worker may give up a group from any thread. Then all operations of the group raise ``GroupBroken``.
 An exchange of many tensors is one ``Work``: it goes from tensor to tensor (gloo), or through buffers (NCCL).
 """
 
@@ -26,7 +26,7 @@ EXCHANGE_TAG = 5  # of state that moves between workers
 FIRST_ROUTE_TAG = 16  # this tag and all above: of sums along the routes of a topology (comm.relay)
 
 DRAIN_S = 10.0
-IDLE_S = 0.5  # gloo needs this long to close connections on which nothing is under way any more
+IDLE_S = 0.5  # gloo needs this long to close connections without operations
 STUCK_S = 0.02  # an operation that does not end within this after its connections closed never will
 LOOK = timedelta(milliseconds=10)  # each look costs 0.1 ms
 
@@ -257,7 +257,7 @@ class Group:
 
     @property
     def given_up(self) -> bool:
-        """Whether a caller has abandoned it, so that operations under way may never end."""
+        """Whether a caller has abandoned it, so that operations may never end."""
         return self._abandoned
 
     @property
@@ -278,7 +278,7 @@ class Group:
             level.abandon(why)
 
     def drain(self) -> bool:
-        """Wait until no collective of this group reads or writes any more; abandon the group if one is under way.
+        """Wait until no collective of this group reads or writes any more; abandon the group if one still runs.
 
         Returns:
             False if the library keeps a collective or a connection. Then the buffers of all collectives that had not
@@ -386,7 +386,7 @@ class Work:
 
 
 class PendingMessage:
-    """A message on its way between two workers, for a thread of its own that may wait for ever."""
+    """A message in flight between two workers, for a thread of its own that may wait for ever."""
 
     def __init__(self, group: Group, work: Any) -> None:
         self._group, self._work = group, work
@@ -415,7 +415,7 @@ class GroupConnections(Protocol):
 
 
 class Transfers:
-    """Messages under way between workers, as one work with the methods of ``dist.Work``.
+    """Messages in flight between workers, as one work with the methods of ``dist.Work``.
 
     A wait may time out without harm. ``start`` appends each work that it has started to its argument, a list.
     """

@@ -2,7 +2,7 @@
 
 NCCL can give up by itself: ``abort`` ends a communicator's kernels, whatever they wait for. But it does not report the
 end of a collective to the host: ``wait`` only makes the stream wait, so a step would count as completed while its sums
-are still under way. Therefore the waits of this module end on the host.
+still run. Therefore the waits of this module end on the host.
 """
 
 from __future__ import annotations

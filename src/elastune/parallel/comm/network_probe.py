@@ -164,7 +164,7 @@ LONG_S = 0.5  # of all choices together: no further turn begins after this time
 def time_routes(group: Group, choices: Sequence[RouteChoice], numel: int, num_slots: int = 0) -> list[float]:
     """Measure the seconds of a sum of ``numel`` numbers along each of ``choices``, in turns.
 
-    All workers of ``group`` call it alike, with nothing under way among them. The group's routes stay as they were.
+    All workers of ``group`` call it alike, with no other operation among them. The group's routes stay as they were.
 
     Args:
         group: The workers.

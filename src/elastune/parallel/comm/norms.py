@@ -119,14 +119,14 @@ def squares_of_rows(param_blocks: Sequence[tuple[Sequence[range], torch.Tensor]]
     incoming: list[list[tuple[int, int]]] = [[] for _ in range(group.size)]
     pieces: list[list[torch.Tensor]] = []
     for rows, flat in param_blocks:
-        begun = 0
+        head_size = 0
         for worker, reducer, head in unit_heads(rows):
             if worker == group.rank:
-                begun = len(head)
-                outgoing[reducer].append(flat[:begun])
+                head_size = len(head)
+                outgoing[reducer].append(flat[:head_size])
             if reducer == group.rank:
                 incoming[worker].append((len(pieces), len(head)))
-        pieces.append([flat[begun:]])
+        pieces.append([flat[head_size:]])
     sizes, out_sizes = (
         [sum(map(len, per_worker)) for per_worker in outgoing],
         [sum(n for _, n in per_worker) for per_worker in incoming],

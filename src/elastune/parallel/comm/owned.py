@@ -336,8 +336,8 @@ class RemoteOwnerSums:
     def exchange(self, sums: Sums) -> None:
         """Send the remote owners their part of this worker's ``sums``; return when its own remote sums have arrived."""
         sums_of = by_param_block(sums) if self._lines else {}
-        under_way = [(line, *line.start(sums_of)) for line in self._lines]
-        for line, work, _ in under_way:
+        pending = [(line, *line.start(sums_of)) for line in self._lines]
+        for line, work, _ in pending:
             line.finish(work)
 
     def sums(self) -> list[tuple[Segment, torch.Tensor]]:

@@ -3,7 +3,7 @@
 The sums are lossy, but have the same bits for any number of workers where that is required.
 Each slot is then encoded by itself. Chunk c of every slot goes to worker c, which decodes the chunks, adds them
 along the canonical tree and returns the sum, encoded again. So every number is rounded twice, for any number of
-workers: one worker alone rounds in the same way.
+workers: one worker alone rounds alike.
 A block of a codec lies within one tensor, because numbers of two tensors differ too much for one scale. It lies within
 one chunk, so its borders do not depend on the workers.
 If the bits may depend on the workers, each worker (or host) first sums its own slots and then encodes the sum. The

@@ -102,7 +102,7 @@ class Bucket(ABC):
 
     @abstractmethod
     def combine(self) -> None:
-        """Wait for the leg that is under way and start the next one, if a reduction has several legs."""
+        """Wait for the running leg and start the next one, if a reduction has several legs."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -180,7 +180,7 @@ class Reducer(Generic[B]):
         self.wait_s = 0.0
 
     def begin(self) -> None:
-        """Start a step. No collective of an earlier step may be under way; see ``drain``."""
+        """Start a step. No collective of an earlier step may be unfinished; see ``drain``."""
         self._ready = set()
         self._departed, self._legs = False, 0
         for bucket in self._buckets:

@@ -60,7 +60,7 @@ class Relay:
         self._room = self._new_room()
         self._ended = threading.Event()
         self._why = ""
-        self._under_way = False
+        self._running = False
 
     def _new_room(self) -> dict[Hop, list[torch.Tensor]]:
         """Memory: a row for each node of each chunk that will arrive."""
@@ -82,11 +82,11 @@ class Relay:
                 "the routes of the group have changed since this sum was prepared: regroup its reducer first"
             )
         self._group.count_sent(self._sent_bytes)
-        self._under_way, self._why, self._ended = True, "", threading.Event()
+        self._running, self._why, self._ended = True, "", threading.Event()
         act = _Act(self._group, self._number, self._nodes, self._edges, self._room, parts, total)
 
         def run() -> None:
-            # Only the text of the error is kept. The error itself would keep all operations under way alive. To let go
+            # Only the text of the error is kept. The error itself would keep all unfinished operations alive. To let go
             # of these can take seconds, so only this thread may do it.
             try:
                 act.run(self._stops)
@@ -109,15 +109,15 @@ class Relay:
                 raise GroupBroken(self._group.why)
         if self._why:
             raise GroupBroken(self._why)
-        self._under_way = False
+        self._running = False
 
     def settle(self) -> bool:
-        """Give up the sum that is under way, and the group with it. False if its memory must never be used again."""
-        if not self._under_way:
+        """Give up the unfinished sum, and the group with it. False if its memory must never be used again."""
+        if not self._running:
             return True
         self._group.abandon()
         self._ended.wait(ENDS_S)
-        self._under_way = False
+        self._running = False
         if self._why or not self._ended.is_set():  # messages that have not arrived yet may still write to it
             self._room = self._new_room()
             return False
@@ -158,7 +158,7 @@ class _Act:
         """Add the received rows of a chunk to this worker's own rows. At the root the sum is the total."""
         chunk, up = stop.leaves[0].chunk, stop.leaves[0].up
         route_nodes, edge = self._nodes[chunk], self._edges[chunk]
-        rows = list(zip(route_nodes.own, (part[edge.start : edge.stop] for part in self._parts), strict=True))
+        rows = list(zip(route_nodes.own_nodes, (part[edge.start : edge.stop] for part in self._parts), strict=True))
         for source, nodes in route_nodes.brought.items():
             rows += zip(nodes, self._room[Hop(chunk, True, source, self._group.rank)], strict=True)
         sums = route_nodes.add(rows)
@@ -187,13 +187,13 @@ class RouteNodes:
     """The nodes of the canonical tree whose sums pass through one worker on one route.
 
     Attributes:
-        own: The nodes of this worker's own slots.
+        own_nodes: The nodes of this worker's own slots.
         brought: By rank, the nodes that other workers send to it.
         sums: The nodes whose sums it sends on.
         ordered: Sums follow the tree. If False, each worker sends on one sum, added in order of arrival.
     """
 
-    own: Nodes
+    own_nodes: Nodes
     brought: Mapping[int, Nodes]
     sums: Nodes
     ordered: bool

@@ -58,8 +58,8 @@ def has_dropped_input(ref: SocketRef) -> bool:
         return bool(struct.unpack_from("I", counts, MEMINFO_DROPPED)[0])
 
 
-def entered(ref: SocketRef, own: Address, but: Collection[SocketRef] = ()) -> bool:
-    """Whether a process has connected to ``ref``, which listens at ``own``; its connection may still wait for accept.
+def entered(ref: SocketRef, listening: Address, but: Collection[SocketRef] = ()) -> bool:
+    """Whether a process has connected to ``ref``, which listens at ``listening``. The connection may wait for accept.
 
     ``but``: sockets that existed before ``ref``.
     """
@@ -68,7 +68,7 @@ def entered(ref: SocketRef, own: Address, but: Collection[SocketRef] = ()) -> bo
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
             if struct.unpack_from("I", info, INFO_WAITING)[0]:
                 return True
-    return bool(connections(own, [], but))  # after the waiting ones: one accepted in between is in one of the two
+    return bool(connections(listening, [], but))  # after the waiting ones: one accepted in between is in one of the two
 
 
 def remove_filter(ref: SocketRef) -> None:

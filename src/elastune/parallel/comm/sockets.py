@@ -89,12 +89,14 @@ def listeners(but: Collection[SocketRef] = ()) -> dict[SocketRef, Address]:
     return listening
 
 
-def connections(own: Address, others: Collection[Address], but: Collection[SocketRef] = ()) -> list[SocketRef]:
-    """The connections that came in at ``own`` or go out to one of ``others``, except the sockets ``but``."""
+def connections(listening: Address, others: Collection[Address], but: Collection[SocketRef] = ()) -> list[SocketRef]:
+    """The connections that came in at ``listening`` or go out to one of ``others``, except the sockets ``but``."""
     connected = []
     for ref in _sockets(but):
         with borrowed(ref) as sock, suppress(OSError):  # not connected, or not any more
-            if sock is not None and (_address(sock.getpeername()) in others or _address(sock.getsockname()) == own):
+            if sock is not None and (
+                _address(sock.getpeername()) in others or _address(sock.getsockname()) == listening
+            ):
                 connected.append(ref)
     return connected
 
@@ -102,7 +104,7 @@ def connections(own: Address, others: Collection[Address], but: Collection[Socke
 class Endpoints(NamedTuple):
     """A connection's two ends; in the other process the two ends are exchanged."""
 
-    own: Address
+    local: Address
     other: Address
 
 

@@ -50,7 +50,7 @@ class StreamedReducer:
         self._ending: Sequence[int] = ()
         self._gradients: dict[int, torch.Tensor | None] = {}
         self._squares: dict[int, float] = {}
-        self._under_way: deque[_UnderWay] = deque()
+        self._pending: deque[_Pending] = deque()
         self._renew()
 
     def regroup(
@@ -83,8 +83,8 @@ class StreamedReducer:
         self.begin()
 
     def _renew(self) -> None:
-        """Take other memory: a library may still use the memory of exchanges under way."""
-        self._under_way.clear()
+        """Take other memory: a library may still use the memory of unfinished exchanges."""
+        self._pending.clear()
         self._buffers, self._wire_buffers = BufferPool(self._device), BufferPool(self.group.wire)
 
     def begin(self) -> None:
@@ -166,7 +166,7 @@ class StreamedReducer:
     # -- the end of a step --------------------------------------------------------------------------------------------
 
     def launch(self) -> None:
-        """Wait for the gradients under way, after the last ``put``."""
+        """Wait for the gradients in flight, after the last ``put``."""
         self._settle(0)
 
     def combine(self) -> None:
@@ -239,14 +239,14 @@ class StreamedReducer:
         size = sum(out_sizes)
         self._settle(max(0, IN_FLIGHT_BYTES - sent.nbytes - size * data.itemsize))
         room = self._wire_buffers.take(size, data.dtype)
-        self._under_way.append(_UnderWay(group.all_to_all(room, sent, out_sizes, sizes), room, sent, arrive))
+        self._pending.append(_Pending(group.all_to_all(room, sent, out_sizes, sizes), room, sent, arrive))
 
     def _settle(self, most: int) -> None:
-        """Wait until no more than ``most`` bytes are under way."""
-        while sum(exchange.room.nbytes + exchange.sent.nbytes for exchange in self._under_way) > most or (
-            most == 0 and self._under_way
+        """Wait until no more than ``most`` bytes are in flight."""
+        while sum(exchange.room.nbytes + exchange.sent.nbytes for exchange in self._pending) > most or (
+            most == 0 and self._pending
         ):
-            first = self._under_way.popleft()
+            first = self._pending.popleft()
             first.work.wait()
             first.arrive(first.room)
             self._wire_buffers.give(first.room)
@@ -287,7 +287,7 @@ class _Message:
 
 
 @dataclass(frozen=True)
-class _UnderWay:
+class _Pending:
     """One exchange: ``arrive`` takes the values that it receives in ``room``. ``sent`` lives as long as ``work``."""
 
     work: Work

@@ -111,7 +111,7 @@ class Replica:
         self._aside: list[torch.Tensor | None] | None = None
         self._seen: set[int] = set()
         self._ready: Ready | None = None
-        self._heard: set[int] = set()
+        self._hooked: set[int] = set()
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -350,10 +350,10 @@ class Replica:
 
         A frozen parameter gets its hook once it is no longer frozen.
         """
-        if len(self._heard) < len(self.params):
+        if len(self._hooked) < len(self.params):
             for i, p in enumerate(self.params):
-                if p.requires_grad and i not in self._heard:
-                    self._heard.add(i)
+                if p.requires_grad and i not in self._hooked:
+                    self._hooked.add(i)
                     p.register_post_accumulate_grad_hook(lambda p, i=i: self._collect(i, p))
 
     def _collect(self, i: int, p: torch.Tensor) -> None:

@@ -213,11 +213,11 @@ class OrderedScatter(torch_private.fsdp_reduce_scatter()):  # type: ignore[misc]
         self._parts_of = [len(subtrees(run, num_slots)) for run in runs]
         self._sums: SlotSums | None = None
         self._part: BatchSlice | None = None
-        self._under_way: tuple[Work, torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._pending: tuple[Work, torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
     def begin_step(self) -> None:
         """Drop the sums of the last step."""
-        self._under_way = None
+        self._pending = None
         if self._sums is not None:
             self._sums.begin(self._run, self._num_slots, (0,))
 
@@ -257,17 +257,17 @@ class OrderedScatter(torch_private.fsdp_reduce_scatter()):  # type: ignore[misc]
         received = torch.empty(len(self._nodes) * length, dtype=sent.dtype, device=group.wire)
         sizes = [count * length for count in self._parts_of]
         work = group.all_to_all(received, sent, sizes, [len(parts) * length] * group.size)
-        self._under_way = work, sent, received, rows
+        self._pending = work, sent, received, rows
 
     def finish(self) -> None:
         """Wait for all workers' partial sums of this worker's rows, and add them up."""
-        if self._under_way is None:
+        if self._pending is None:
             return
-        work, _, received, rows = self._under_way
+        work, _, received, rows = self._pending
         work.wait()
         parts = zip(self._nodes, received.view(len(self._nodes), -1).unbind(0), strict=True)
         rows.copy_(tree_sum(list(parts), self._num_slots, lambda a, b: a.add_(b)))
-        self._under_way = None
+        self._pending = None
 
 
 class ExactFsdp2Replica(Fsdp2Replica, SlotEngine):

@@ -41,7 +41,7 @@ class HorovodReplica(EngineReplica):
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, engine: Any) -> None:
         super().__init__(module, optimizer, comms)
         self._engine = engine
-        self._under_way: dict[int, Any] = {}
+        self._sent: dict[int, Any] = {}
         step, clear = optimizer.step, optimizer.zero_grad
 
         def apply() -> None:
@@ -54,14 +54,14 @@ class HorovodReplica(EngineReplica):
             self.accumulate(loss, part.weight)
             return
         self.stream(loss, part.weight, self._send)
-        self.adopt([self._engine.synchronize(self._under_way.pop(i)) for i in range(len(self.params))])
+        self.adopt([self._engine.synchronize(self._sent.pop(i)) for i in range(len(self.params))])
 
     def _send(self, i: int, gradient: torch.Tensor | None) -> None:
         """Start the sum of one gradient. An unused parameter sends zeros: Horovod needs every worker's gradient."""
         data = torch.zeros_like(self.params[i]) if gradient is None else gradient
         if data.is_sparse:
             raise UserError("horovod sums dense gradients here", "a sparse gradient", "use sparse=False")
-        self._under_way[i] = self._engine.allreduce_async_(data.detach(), op=self._engine.Sum, name=f"gradient.{i}")
+        self._sent[i] = self._engine.allreduce_async_(data.detach(), op=self._engine.Sum, name=f"gradient.{i}")
 
 
 def _engine(everyone: Group) -> Any:

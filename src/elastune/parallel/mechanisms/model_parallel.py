@@ -73,7 +73,7 @@ class ModelParallel(ProcessLocal):
         workers may not have come this far.
         """
 
-    def told(self, mesh: Mesh) -> tuple[LayersDivided | StagesDivided, ...]:
+    def division_records(self, mesh: Mesh) -> tuple[LayersDivided | StagesDivided, ...]:
         """How the model is divided on ``mesh``, for the journal."""
         return ()
 
@@ -122,7 +122,7 @@ class ModelParallel(ProcessLocal):
         """
 
     def abandon(self) -> None:
-        """Drop all passes that are under way, and everything that they keep."""
+        """Drop all unfinished passes, and everything that they keep."""
 
 
 Parallelize = Callable[[ModelParallel, ExecutionSettings], ModelParallel]

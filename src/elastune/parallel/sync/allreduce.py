@@ -326,7 +326,7 @@ class CompressedAllReduce(FastAllReduce):
     again from a snapshot or a checkpoint.
     """
 
-    takes_counts: ClassVar[bool] = False  # a residual is of another step, with another count
+    refuses_counts: ClassVar[str] = "compressed gradients, whose residuals are of steps with other counts"
 
     def __init__(
         self, replica: Replica, comms: Comms, compression: Compression, control: int = 0, *, elastic: bool = False

@@ -66,7 +66,7 @@ class Sync(ABC):
         absent: The learners without which the round ended.
         wait_s: How long the last step waited for other workers.
         wants_statistics: Whether a monitor reads the statistics; on a GPU they cost a wait for the device.
-        takes_counts: The summed gradients can be divided by a number that is known with the sums.
+        refuses_counts: Why summed gradients cannot be divided by a number that is known with the sums; "": they can.
     """
 
     name: ClassVar[str]
@@ -74,7 +74,7 @@ class Sync(ABC):
     drifts: ClassVar[bool]
     all_contribute: ClassVar[bool] = False
     meets_after_step: ClassVar[bool] = False
-    takes_counts: ClassVar[bool] = True
+    refuses_counts: ClassVar[str] = ""
     plan: SyncPlan = SyncPlan()
 
     def __init__(self, replica: Replica, comms: Comms, control: int) -> None:

@@ -35,20 +35,20 @@ class DiLoCo(Local):
     def begin(self, values: Values) -> None:
         self._centre, self._moving = list(values), list(self._momentum)
 
-    def end(self, begun: Values, averages: Values) -> Values:
-        super().end(begun, averages)
+    def end(self, start_values: Values, averages: Values) -> Values:
+        super().end(start_values, averages)
         values = self._outer_step(range(len(averages)), averages)
         self._momentum, self._centre, self._moving = self._moving, [], []
         return values
 
     def _outer_step(self, places: Sequence[int], averages: Values) -> list[torch.Tensor]:
         """Take an outer step with the parameters at ``places``, whose means are ``averages``; return the new values."""
-        begun = [self._centre[place] for place in places]
-        steps = torch._foreach_sub(begun, list(averages))
+        start_values = [self._centre[place] for place in places]
+        steps = torch._foreach_sub(start_values, list(averages))
         moved = torch._foreach_mul([self._moving[place] for place in places], self.plan.outer_momentum)
         torch._foreach_add_(moved, steps)
         torch._foreach_add_(steps, moved, alpha=self.plan.outer_momentum)
-        values = list(torch._foreach_sub(begun, steps, alpha=self.plan.outer_lr))
+        values = list(torch._foreach_sub(start_values, steps, alpha=self.plan.outer_lr))
         for place, value, momentum in zip(places, values, moved, strict=True):
             self._centre[place], self._moving[place] = value, momentum
         return values
@@ -70,7 +70,7 @@ class StreamingDiLoCo(DiLoCo):
 
     A fragment of each learner leaves at its step of the round (``core.sync_plan.send_schedule``). ``plan.delay`` steps
     later the strategy waits for the mean. The fragment takes an outer step from its last outer values, and each learner
-    adopts the result: x becomes blend x + (1 - blend) outer. At most one fragment is under way. At the end of the round
+    adopts the result: x becomes blend x + (1 - blend) outer. At most one fragment is in flight. At the end of the round
     every fragment takes an outer step from its newest outer values, as in DiLoCo.
 
     The schedule counts steps, not time, so the result does not depend on which worker is quick. If a round ends early,
@@ -88,12 +88,12 @@ class StreamingDiLoCo(DiLoCo):
             ExactReducer([like[place].detach() for place in places], plan.learners, group) for places in self._fragments
         ]
         self._leaves = send_schedule(plan.every, plan.fragments, plan.cycles)
-        self._under_way: tuple[int, int] | None = None  # a fragment, and after how many steps it left
+        self._sent: tuple[int, int] | None = None  # a fragment, and after how many steps it left
 
     def mix(self, learners: Mapping[int, Values], turn: int) -> None:
         steps = turn + 1
-        if self._under_way is not None:
-            fragment, left = self._under_way
+        if self._sent is not None:
+            fragment, left = self._sent
             reducer, age = self._reducers[fragment], steps - left
             if age < self.plan.delay:  # a sum of several legs begins them at equal distances
                 reducer.advance(age * (reducer.legs + 1) // self.plan.delay)
@@ -101,7 +101,7 @@ class StreamingDiLoCo(DiLoCo):
                 self._adopt(fragment, learners)
         if steps in self._leaves and steps + self.plan.delay < self.steps:
             self._send(self._leaves[steps], learners)
-            self._under_way = self._leaves[steps], steps
+            self._sent = self._leaves[steps], steps
 
     def _send(self, fragment: int, learners: Mapping[int, Values]) -> None:
         reducer, places = self._reducers[fragment], self._fragments[fragment]
@@ -111,22 +111,22 @@ class StreamingDiLoCo(DiLoCo):
     def _adopt(self, fragment: int, learners: Mapping[int, Values]) -> None:
         places = self._fragments[fragment]
         averages = [total / self.plan.learners for total in self._reducers[fragment].finish()]
-        self._under_way = None
+        self._sent = None
         outer = self._outer_step(places, averages)
         for values in learners.values():
             for place, value in zip(places, outer, strict=True):
                 values[place].lerp_(value, 1.0 - self.plan.blend)
 
     def finish(self) -> None:
-        if self._under_way is not None:
-            self._reducers[self._under_way[0]].finish()
-            self._under_way = None
+        if self._sent is not None:
+            self._reducers[self._sent[0]].finish()
+            self._sent = None
 
     def abandon(self) -> None:
         super().abandon()
         for reducer in self._reducers:
             reducer.drain()
-        self._under_way = None
+        self._sent = None
 
     def regroup(self, group: Group) -> None:
         super().regroup(group)

@@ -25,7 +25,7 @@ class EngineReduce(Sync):
     name: ClassVar[str] = "engine"
     exact: bool = False
     drifts: ClassVar[bool] = True
-    takes_counts: ClassVar[bool] = False  # the engine's step may follow its reduction at once
+    refuses_counts: ClassVar[str] = "a mechanism whose engine keeps the sums to itself"
     replica: EngineReplica
 
     def __init__(self, replica: EngineReplica, comms: Comms, control: int = 0) -> None:
@@ -50,9 +50,9 @@ class EngineReduce(Sync):
             return
         control = self.control if self._weight else [0.0] * len(self.control)
         tail = torch.tensor([*control, *map(float, self._part.values)], device=self.group.wire)
-        begun = time.monotonic()
+        started = time.monotonic()
         self.group.all_reduce(tail).wait()
-        self.wait_s = time.monotonic() - begun
+        self.wait_s = time.monotonic() - started
         self._take(tail)
 
     def _take(self, tail: torch.Tensor) -> None:
@@ -124,10 +124,10 @@ class OrderedEngineReduce(EngineReduce):
         self._part.clear()
 
     def _finish(self) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         *moved, tail = self._reducer.finish()
         used = [flag > 0 for flag in tail[: len(self.replica.params)].tolist()]
         self.replica.settle(used)
-        self.wait_s = time.monotonic() - begun
+        self.wait_s = time.monotonic() - started
         self.replica.buffers.move(moved)
         self._take(tail[len(used) :])

@@ -61,7 +61,7 @@ class Learners:
         """How many tensors of a learner's ``states`` are buffers."""
         return sum(buffer.is_floating_point() for buffer in self._buffers)
 
-    def begun_numbers(self, entries: Sequence[StateEntry]) -> list[torch.Tensor]:
+    def start_numbers(self, entries: Sequence[StateEntry]) -> list[torch.Tensor]:
         """The tensors of ``states`` at the round's beginning; the caller must not change them.
 
         An entry of ``entries`` that the optimizer did not have then is zero.
@@ -72,7 +72,7 @@ class Learners:
         return [*self._origin.values, *(b for b in self._origin.buffers if b.is_floating_point()), *moments]
 
     @property
-    def begun(self) -> list[torch.Tensor]:
+    def start_values(self) -> list[torch.Tensor]:
         """The parameters at the round's beginning; the caller must not change them."""
         assert self._origin is not None
         return self._origin.values
@@ -130,7 +130,7 @@ class Learners:
         """
         self._put_away()
         numel = len(self._replica.params)
-        values = end(self.begun, averages[:numel])
+        values = end(self.start_values, averages[:numel])
         self._install(self._held[min(self._held)])
         if not self._keeps_moments:
             for p in self._replica.params:

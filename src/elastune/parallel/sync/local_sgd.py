@@ -2,7 +2,7 @@
 
 With local SGD learners exchange nothing within a round, and end it as their mean. Model averaging pulls each learner
 towards the mean within a round. With a parameter server of bounded staleness learners go on while the changes of other
-learners are on their way.
+learners are in flight.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Local:
         """A round begins; the parameters of all learners are ``values``."""
 
     def finish(self) -> None:
-        """Wait for exchanges under way, after the last step of a round. Raises ``GroupBroken``."""
+        """Wait for unfinished exchanges, after the last step of a round. Raises ``GroupBroken``."""
 
-    def end(self, begun: Values, averages: Values) -> Values:
+    def end(self, start_values: Values, averages: Values) -> Values:
         """Return the parameters of all learners after a round.
 
         Args:
@@ -124,10 +124,10 @@ class ParameterServer(Local):
         self._turn = -1
         self._start: Values = ()
         self._before: dict[int, list[torch.Tensor]] = {}  # by learner: its values after the last mix
-        self._under_way: list[dict[int, list[torch.Tensor]]] = []  # the learners' steps, by mix, oldest first
+        self._pending: list[dict[int, list[torch.Tensor]]] = []  # the learners' steps, by mix, oldest first
 
     def begin(self, values: Values) -> None:
-        self._start, self._before, self._under_way = values, {}, []
+        self._start, self._before, self._pending = values, {}, []
 
     def mix(self, learners: Mapping[int, Values], turn: int) -> None:
         now = {
@@ -135,20 +135,20 @@ class ParameterServer(Local):
             for learner, values in learners.items()
         }
         self._reducers[turn % len(self._reducers)].begin_with(now)
-        self._under_way.append(now)
-        if len(self._under_way) > self.plan.staleness:
+        self._pending.append(now)
+        if len(self._pending) > self.plan.staleness:
             oldest = self._reducers[(turn - self.plan.staleness) % len(self._reducers)]
             averages = [total / self.plan.learners for total in oldest.finish()]
-            for learner, steps in self._under_way.pop(0).items():
+            for learner, steps in self._pending.pop(0).items():
                 torch._foreach_add_(list(learners[learner]), torch._foreach_sub(averages, steps))
         self._turn = turn
         self._before = {learner: [value.clone() for value in values] for learner, values in learners.items()}
 
     def finish(self) -> None:
-        """Receive the means under way, and drop them: the mean over learners already has all of their steps."""
-        for turn in range(self._turn + 1 - len(self._under_way), self._turn + 1):
+        """Receive the means in flight, and drop them: the mean over learners already has all of their steps."""
+        for turn in range(self._turn + 1 - len(self._pending), self._turn + 1):
             self._reducers[turn % len(self._reducers)].finish()
-        self._under_way = []
+        self._pending = []
 
     def abandon(self) -> None:
         for reducer in self._reducers:

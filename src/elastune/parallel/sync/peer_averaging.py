@@ -39,12 +39,12 @@ class PeerAveraging(Local):
 
     def mix(self, learners: Mapping[int, Values], turn: int) -> None:
         sources = self.sources(turn)
-        under_way: list[tuple[list[int], Flat, Work, _PeerExchange]] = []
+        pending: list[tuple[list[int], Flat, Work, _PeerExchange]] = []
         for places in self._buckets:
             carried = {learner: _flat([values[i] for i in places]) for learner, values in learners.items()}
             exchange = _PeerExchange(self.plan, sources, self.group, carried)
-            under_way.append((places, carried, exchange.start(), exchange))
-        for places, carried, work, exchange in under_way:
+            pending.append((places, carried, exchange.start(), exchange))
+        for places, carried, work, exchange in pending:
             work.wait()
             available = carried | exchange.received()
             for learner, values in learners.items():

@@ -224,11 +224,12 @@ class RoundSync(Sync):
             head = worker_numbers if learner == carried[-1] else [0.0] * len(worker_numbers)
             presence = self._presence(learner, last=learner == carried[-1])
             tail = torch.tensor([*head, *presence, 0.0], device=params[0].device)
-            tail[-1] = squared_delta(numbers[: len(params)], self._learners.begun)
+            tail[-1] = squared_delta(numbers[: len(params)], self._learners.start_values)
             if self._rounding:
-                begun, codecs = self._learners.begun_numbers(self._entries), self._codecs_of(numbers)
+                start_values, codecs = self._learners.start_numbers(self._entries), self._codecs_of(numbers)
                 numbers = [
-                    n.detach() - b if i in codecs else n for i, (n, b) in enumerate(zip(numbers, begun, strict=True))
+                    n.detach() - b if i in codecs else n
+                    for i, (n, b) in enumerate(zip(numbers, start_values, strict=True))
                 ]
             yield learner, [*numbers, tail]
 
@@ -266,10 +267,10 @@ class RoundSync(Sync):
         *totals, taken, taken_age = totals
         params, averages = self.replica.params, [number / count for number in numbers]
         if self._rounding:
-            begun = self._learners.begun_numbers(self._entries)
+            start_values = self._learners.start_numbers(self._entries)
             for i in self._codecs_of(averages):
-                averages[i] = begun[i] + averages[i]
-        apart = distance(square / count, averages[: len(params)], self._learners.begun)
+                averages[i] = start_values[i] + averages[i]
+        apart = distance(square / count, averages[: len(params)], self._learners.start_values)
         self._learners.settle(averages, self._strategy.end)
         self.totals = totals[: -len(STATISTICS)]
         self.statistics = step_statistics([total / (part or 1.0) for total in totals[-len(STATISTICS) :]], None, apart)
@@ -380,7 +381,7 @@ def check_rounding(plan: SyncPlan, optimizer: torch.optim.Optimizer) -> None:
         raise UserError(rule, str(plan), "use moments=fresh, or send=whole")
 
 
-def distance(mean_square: float, averages: Tensors, begun: Tensors) -> float | None:
+def distance(mean_square: float, averages: Tensors, start_values: Tensors) -> float | None:
     """How far learners are apart: the root mean square of their distances from their mean, over the norm of the mean.
 
     (Consensus distance, over the norm of the model: Kong et al., ICML 2021, arXiv 2102.04828.)
@@ -399,14 +400,14 @@ def distance(mean_square: float, averages: Tensors, begun: Tensors) -> float | N
         None if the result is not finite: a learner has diverged, or all parameters are zero.
     """
     norms = torch.stack([torch.linalg.vector_norm(mean.float()) for mean in averages])
-    common, square = torch.stack([squared_delta(averages, begun), norms.square().sum()]).tolist()
+    common, square = torch.stack([squared_delta(averages, start_values), norms.square().sum()]).tolist()
     if not (math.isfinite(mean_square - common) and 0 < square < math.inf):
         return None
     return math.sqrt(max(0.0, mean_square - common) / square)
 
 
-def squared_delta(values: Tensors, begun: Tensors) -> torch.Tensor:
+def squared_delta(values: Tensors, start_values: Tensors) -> torch.Tensor:
     """The squared norm of ``values - begun``, as one number on their device, in single precision."""
     # One tensor at a time, so that no second copy of all parameters is in memory.
-    norms = [torch.linalg.vector_norm((now - then).float()) for now, then in zip(values, begun, strict=True)]
+    norms = [torch.linalg.vector_norm((now - then).float()) for now, then in zip(values, start_values, strict=True)]
     return torch.stack(norms).square().sum()

@@ -62,11 +62,11 @@ def run_of(worker: Bootstrap) -> str:
 class PendingExits:
     """Of the workers of one agent. ``folder``: where their files may lie; nothing is made there before it is needed.
 
-    ``tell``: is called with a line that whoever looks after this machine should see.
+    ``notify``: is called with a line that whoever looks after this machine should see.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
-        self._folder, self._tell = folder, tell
+    def __init__(self, folder: Path, notify: Callable[[str], None]) -> None:
+        self._folder, self._notify = folder, notify
         self._mover: FileTransferClient | None = None
         self._used = False
         self._held: list[tuple[float, ProcessEnded]] = []
@@ -79,7 +79,7 @@ class PendingExits:
             return
         if self._mover is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._mover = FileTransferClient(Path(tempfile.mkdtemp(prefix="files-", dir=self._folder)), self._tell)
+            self._mover = FileTransferClient(Path(tempfile.mkdtemp(prefix="files-", dir=self._folder)), self._notify)
         self._mover.use(f"{host}:{port}", token)
 
     def spool_of(self, run: str) -> str:
@@ -195,7 +195,7 @@ class Agent:
     are with the controller. ``leaving``: whether this machine is to
     be given up, and in how many seconds: asked again and again, as ``notices`` are. ``again``: goes to the controller
     after this one with so many workers that were kept, as ``join`` does; ``moves``: the file by which workers find it,
-    too (``ControllerLocator``). ``tell``: is called, from any thread, with a
+    too (``ControllerLocator``). ``notify``: is called, from any thread, with a
     line that whoever looks after this machine should see.
     """
 
@@ -209,17 +209,17 @@ class Agent:
         leaving: Callable[[], float | None] = lambda: None,
         again: Callable[[int], Link] | None = None,
         moves: str = "",
-        tell: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._link, self._launcher, self._logs = link, launcher, logs
         self._notices, self._leaving = notices, leaving
         self._workers: dict[int, Bootstrap] = {}
         self._key_of: dict[Bootstrap, int] = {}
         self._pids: dict[int, int] = {}
-        self._untold: dict[int, tuple[Bootstrap, WorkerEnded]] = {}  # ends that no controller has been sent
-        self._files = PendingExits(logs, tell)
-        self._again, self._moves, self._tell = again, moves, tell
-        self._heard_at = time.monotonic()
+        self._unreported: dict[int, tuple[Bootstrap, WorkerEnded]] = {}  # ends that no controller has been sent
+        self._files = PendingExits(logs, notify)
+        self._again, self._moves, self._notify = again, moves, notify
+        self._received_at = time.monotonic()
         self._next_beat = 0.0
         self._go_by: float | None = None
         self._goes_why = ""
@@ -258,18 +258,18 @@ class Agent:
         self._link.socket.close()
         grace_s = self._link.welcome.grace_s
         if self._again is not None and grace_s:
-            self._tell(f"the controller is gone ({why}): looking for the next one for up to {grace_s:g} s")
+            self._notify(f"the controller is gone ({why}): looking for the next one for up to {grace_s:g} s")
         until = time.monotonic() + grace_s
         while self._again is not None and self._may_stay(until):
             self._look()
             try:
-                self._link = self._again(len(self._workers) + len(self._untold))
-                self._tell_all()
+                self._link = self._again(len(self._workers) + len(self._unreported))
+                self._report_workers()
             except (OSError, UserError):
                 time.sleep(AGAIN_S)
             else:
-                self._heard_at, self._next_beat = time.monotonic(), 0.0
-                self._tell("serving the next controller")
+                self._received_at, self._next_beat = time.monotonic(), 0.0
+                self._notify("serving the next controller")
                 return True
         until += LAST_STEP_S if grace_s else 0.0
         while self._workers and self._may_stay(until):
@@ -283,19 +283,19 @@ class Agent:
             self._goes(notice)
         if self._go_by is None:
             return time.monotonic() < until
-        return bool(self._workers or self._untold) and time.monotonic() < min(until, self._go_by)
+        return bool(self._workers or self._unreported) and time.monotonic() < min(until, self._go_by)
 
-    def _tell_all(self) -> None:
+    def _report_workers(self) -> None:
         """Tell a controller that knows nothing of them which workers are here, which have ended, and what is known of
         this machine's own end."""
         for key, worker in self._workers.items():
-            self._say(WorkerKept(key, _public(worker), self._pids.get(key)))
-        for key, (worker, end) in list(self._untold.items()):
-            self._say(WorkerKept(key, _public(worker), None))
-            self._say(end)
-            del self._untold[key]
+            self._send(WorkerKept(key, _public(worker), self._pids.get(key)))
+        for key, (worker, end) in list(self._unreported.items()):
+            self._send(WorkerKept(key, _public(worker), None))
+            self._send(end)
+            del self._unreported[key]
         if self._go_by is not None:
-            self._say(PreemptionNoticed(max(0.0, self._go_by - time.monotonic()), self._goes_why))
+            self._send(PreemptionNoticed(max(0.0, self._go_by - time.monotonic()), self._goes_why))
 
     def _look(self) -> None:
         """Note the events of workers while there is no controller."""
@@ -304,7 +304,7 @@ class Agent:
                 self._note(event)
                 if isinstance(event, ProcessEnded):  # should nobody come, nobody else would ever say so
                     how = f"code {event.code}" if event.code is not None else event.why
-                    self._tell(f"worker {event.bootstrap.worker} has ended without a controller: {how}")
+                    self._notify(f"worker {event.bootstrap.worker} has ended without a controller: {how}")
 
     @property
     def leaves(self) -> bool:
@@ -322,18 +322,18 @@ class Agent:
         ready = [number for number, _ in poll.poll(wait_s * 1000)]
         for event in self._launcher.poll():
             if not self._files.holds(event):
-                self._tell_of(event)
+                self._report_event(event)
         for event in self._files.released():
-            self._tell_of(event)
+            self._report_event(event)
         if self._link.socket.fileno() in ready:
             data = self._link.socket.recv(READ_BYTES)
             if not data:
                 raise ConnectionError("the controller closed the connection")
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
             for line in self._link.lines.feed(data):
                 if self._heed(line):
                     return True
-        if time.monotonic() > self._heard_at + self._link.welcome.silence_s:
+        if time.monotonic() > self._received_at + self._link.welcome.silence_s:
             raise ConnectionError(f"the controller has been silent for {self._link.welcome.silence_s:g} s")
         if time.monotonic() >= self._next_beat:
             self._beat()
@@ -345,10 +345,10 @@ class Agent:
                 self._start(wanted)
             case EndWorker(key=key, why=why) if key in self._workers:
                 self._launcher.end([self._workers[key]], why)
-            case HostFactsRequest() as asked:
-                self._say(facts(asked))
-            case FolderProbeRequest() as asked:
-                self._say(probe_folder(asked))
+            case HostFactsRequest() as request:
+                self._send(facts(request))
+            case FolderProbeRequest() as request:
+                self._send(probe_folder(request))
             case TakeFiles(port=port):
                 self._files.use(self._link.socket.getpeername()[0], port, self._link.token)
             case AgentBye():
@@ -367,20 +367,20 @@ class Agent:
             self._launcher.start([worker], Needs(wanted.device, logs))
         except (UserError, OSError) as error:
             for event in self._launcher.poll():
-                self._tell_of(event)
+                self._report_event(event)
             if wanted.key in self._workers:
-                self._tell_of(ProcessEnded(worker, None, "", f"it could not be started: {error}"))
+                self._report_event(ProcessEnded(worker, None, "", f"it could not be started: {error}"))
 
-    def _tell_of(self, event: ProcessEvent) -> None:
+    def _report_event(self, event: ProcessEvent) -> None:
         if event.bootstrap not in self._key_of:
             return
         key = self._note(event)
         match event:
             case ProcessStarted(pid=pid):
-                self._say(WorkerStarted(key, pid))
+                self._send(WorkerStarted(key, pid))
             case ProcessEnded():
-                self._say(self._untold[key][1])
-                del self._untold[key]
+                self._send(self._unreported[key][1])
+                del self._unreported[key]
 
     def _note(self, event: ProcessEvent) -> int:
         """Keep ``event``, of a worker here; the worker's key."""
@@ -392,7 +392,7 @@ class Agent:
                 end = WorkerEnded(key, code, log[-TAIL_CHARACTERS:], why[-TAIL_CHARACTERS:])
                 del self._workers[key], self._key_of[worker]
                 self._pids.pop(key, None)
-                self._untold[key] = worker, end
+                self._unreported[key] = worker, end
                 if not any(other.token == worker.token for other in self._workers.values()):
                     self._files.leave(run_of(worker))
         return key
@@ -404,13 +404,13 @@ class Agent:
             if (vitals := self._launcher.vitals(worker)) is not None:
                 line = self._launcher.last_line(worker)[:200]
                 sights.append(WorkerSeen(key, vitals.state, vitals.cpu_s, line))
-        self._say(AgentBeat(sights))
+        self._send(AgentBeat(sights))
 
     def _gone(self) -> bool:
         """Whether this machine is given up, and nothing is left on it, or it is time."""
         if self._go_by is None and (notice := self._notice()) is not None:
             self._goes(notice)
-            self._say(notice)
+            self._send(notice)
         return self._go_by is not None and (not self._workers or time.monotonic() >= self._go_by)
 
     def _goes(self, notice: PreemptionNoticed) -> None:
@@ -420,11 +420,11 @@ class Agent:
         if (seconds := self._leaving()) is not None:
             return PreemptionNoticed(seconds, "its agent was asked to end")
         for source in self._notices:
-            if (found := source.poll()) is not None:
-                return PreemptionNoticed(found.seconds, found.why)
+            if (notice := source.poll()) is not None:
+                return PreemptionNoticed(notice.seconds, notice.why)
         return None
 
-    def _say(self, message: messages.AgentMessage) -> None:
+    def _send(self, message: messages.AgentMessage) -> None:
         self._link.socket.sendall(messages.encode(message))
 
     def _end_all(self) -> None:
@@ -436,7 +436,7 @@ class Agent:
             select.select([descriptor] if descriptor is not None else [], [], [], 0.05)
             for event in (*held, *self._launcher.poll()):
                 try:
-                    self._tell_of(event)
+                    self._report_event(event)
                 except OSError:  # the controller has gone: its workers are forgotten all the same
                     continue
 

@@ -51,13 +51,13 @@ def place_marker(folder: Path) -> FolderMarker:
     return mark
 
 
-def remove_stale_markers(folder: Path, own: FolderMarker | None) -> None:
-    """Remove the marks in ``folder`` of controllers that were killed: every one but ``own``, and no other file.
+def remove_stale_markers(folder: Path, kept: FolderMarker | None) -> None:
+    """Remove the marks in ``folder`` of controllers that were killed: every one but ``kept``, and no other file.
 
     For whoever has the run in ``folder``: nobody else may want marks there.
     """
     for path in folder.resolve().glob(".elastune-*"):
-        if (own is None or path != own.path) and (found := _MARK.fullmatch(path.name)) and _is_mark(path, found[1]):
+        if (kept is None or path != kept.path) and (match := _MARK.fullmatch(path.name)) and _is_mark(path, match[1]):
             FolderMarker(path, "").remove()
 
 
@@ -94,19 +94,19 @@ def had_local_folders(folder: Path) -> bool:
 MOST_SKEW_S = 5.0  # beyond it the times of logs, certificates and leases of clouds mean something else elsewhere
 
 
-def facts(asked: HostFactsRequest) -> HostFacts:
+def facts(request: HostFactsRequest) -> HostFacts:
     """This machine's, for its agent to tell."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    return HostFacts(list(devices()), interface, time.time(), _sees(asked.path, asked.text))
+    return HostFacts(list(devices()), interface, time.time(), _sees(request.path, request.text))
 
 
-def probe_folder(asked: FolderProbeRequest) -> FolderProbeResult:
+def probe_folder(request: FolderProbeRequest) -> FolderProbeResult:
     """What this machine sees, for its agent to tell; quickly."""
     try:
         address = address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""))
     except UserError:  # it has gone, or nobody has chosen one
-        return FolderProbeResult(_sees(asked.path, asked.text))
-    return FolderProbeResult(_sees(asked.path, asked.text), 6 if ":" in address else 4)
+        return FolderProbeResult(_sees(request.path, request.text))
+    return FolderProbeResult(_sees(request.path, request.text), 6 if ":" in address else 4)
 
 
 def _sees(path: str, text: str) -> bool | None:

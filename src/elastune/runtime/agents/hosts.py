@@ -37,7 +37,7 @@ class AgentHost:
     host: str
     room: int
     connection: Connection
-    heard_at: float
+    received_at: float
     workers: dict[int, Bootstrap] = field(default_factory=dict)
     kind: str = ON_DEMAND
     sights: dict[int, WorkerSeen] = field(default_factory=dict)
@@ -68,16 +68,16 @@ class AgentHost:
         self.looks += 1
         self.probe_result, self.looks_again, self.lacks_folder, self.mixes = None, False, False, False
 
-    def set_probe_result(self, found: FolderProbeResult, others: Collection[int]) -> None:
-        """It sees what is ``found``. ``others``: the kinds of address (4, 6; 0 is not known) of usable hosts.
+    def set_probe_result(self, result: FolderProbeResult, others: Collection[int]) -> None:
+        """It sees what is ``result``. ``others``: the kinds of address (4, 6; 0 is not known) of usable hosts.
 
         The folder of a network may show a new file late: it is to look again before it counts as blind.
         """
         kinds = set(others) - {0}
-        self.looks_again = found.sees is False and self.looks < LOOKS
+        self.looks_again = result.sees is False and self.looks < LOOKS
         if not self.looks_again:
-            self.probe_result, self.lacks_folder = found, found.sees is False
-            self.mixes = bool(found.ip and kinds) and found.ip not in kinds
+            self.probe_result, self.lacks_folder = result, result.sees is False
+            self.mixes = bool(result.ip and kinds) and result.ip not in kinds
 
     @property
     def free(self) -> int:
@@ -95,15 +95,15 @@ def as_kept(worker: Bootstrap, host: str, token: str) -> Bootstrap:
 
 
 class FolderProbe:
-    """Of ``agents``, by their numbers. ``ask`` sends one of them a message, ``say`` takes a line for the user."""
+    """Of ``agents``, by their numbers. ``ask`` sends one of them a message, ``notify`` takes a line for the user."""
 
     def __init__(
         self,
         agents: Mapping[int, AgentHost],
         ask: Callable[[int, FolderProbeRequest], None],
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
-        self._agents, self._ask, self._say = agents, ask, say
+        self._agents, self._ask, self._notify = agents, ask, notify
         self._wanted: FolderProbeRequest | None = None
         self._strangers: list[str] = []
 
@@ -125,30 +125,30 @@ class FolderProbe:
         for number in [number for number, agent in self._agents.items() if agent.looks_again]:
             self.greet(number)
 
-    def hear(self, agent: AgentHost, found: FolderProbeResult) -> None:
+    def record_answer(self, agent: AgentHost, result: FolderProbeResult) -> None:
         """An answer; what nobody has asked for is no answer."""
         if not agent.looks:
             return
         others = {
             other.probe_result.ip for other in self._agents.values() if other.usable and other.probe_result is not None
         }
-        agent.set_probe_result(found, others)
+        agent.set_probe_result(result, others)
         if agent.mixes:
-            has = f"its interface has IPv{found.ip}, those of the other hosts have not"
-            self._say(f"host {agent.host} gets no workers: {has}; choose another one there by --interface")
+            has = f"its interface has IPv{result.ip}, those of the other hosts have not"
+            self._notify(f"host {agent.host} gets no workers: {has}; choose another one there by --interface")
         elif agent.lacks_folder:
             self._strangers.append(agent.host)
 
     def hosts_without_folder(self) -> list[str]:
         """Hosts that do not see the file, each once."""
-        found, self._strangers = self._strangers, []
-        return found
+        hosts, self._strangers = self._strangers, []
+        return hosts
 
 
-def pack(free: Mapping[int, int], count: int, own: Mapping[int, int] | None = None) -> list[int]:
+def pack(free: Mapping[int, int], count: int, used: Mapping[int, int] | None = None) -> list[int]:
     """The agent of each of ``count`` workers, host by host, on as few hosts as it takes.
 
-    ``free``: the room of each agent; ``own``: how many of the run's workers an agent has. Agents that have some come
+    ``free``: the room of each agent; ``used``: how many of the run's workers an agent has. Agents that have some come
     first; then the smallest that takes all the rest, else the largest. Raises ``ValueError`` where there is no room.
     """
     if count > sum(free.values()):
@@ -157,7 +157,7 @@ def pack(free: Mapping[int, int], count: int, own: Mapping[int, int] | None = No
     chosen: list[int] = []
     while len(chosen) < count:
         rest = count - len(chosen)
-        ours = {agent: room for agent, room in left.items() if own and own.get(agent)} or left
+        ours = {agent: room for agent, room in left.items() if used and used.get(agent)} or left
         enough = [agent for agent in ours if ours[agent] >= rest]
         agent = min(enough, key=lambda agent: ours[agent]) if enough else max(ours, key=lambda agent: ours[agent])
         chosen += [agent] * min(rest, left.pop(agent))

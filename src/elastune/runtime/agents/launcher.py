@@ -60,15 +60,15 @@ RULE = "the run must be one of that controller's"
 MOST_NAMED = 8
 
 
-def answer(asked: RunAsked, runs: Mapping[Path, Contact]) -> RunFound | AgentRefused:
+def answer(request: RunAsked, runs: Mapping[Path, Contact]) -> RunFound | AgentRefused:
     """Which of ``runs``, by their folders, is asked for: a whole path, or the last parts of one that no other has."""
-    wanted = PurePath(asked.out)
+    wanted = PurePath(request.out)
     matches = [out for out in runs if out == wanted or (not wanted.is_absolute() and _ends(out, wanted))]
     if len(matches) == 1:
         contact = runs[matches[0]]
         return RunFound(contact.address, contact.token[:SALT_DIGITS])
     named = ", ".join(str(out) for out in (matches or list(runs))[:MOST_NAMED]) or "none"
-    return AgentRefused(f"{asked.out} may be each of {named}" if matches else f"{asked.out}; it has {named}")
+    return AgentRefused(f"{request.out} may be each of {named}" if matches else f"{request.out}; it has {named}")
 
 
 def _ends(out: PurePath, wanted: PurePath) -> bool:
@@ -118,8 +118,8 @@ class AgentLauncher(Launcher):
 
     ``token``: what lets agents in; ``tls``: the certificate that it names, if it does. ``versions``: this side's, of
     which an agent's must be the same. ``grace_s``: how long agents keep their workers without a controller.
-    ``files_port``: where files of workers are taken that see no run's folder; 0: they do. ``tell``: is called with one
-    line whenever an agent comes or goes. Raises ``UserError`` where it cannot listen.
+    ``files_port``: where files of workers are taken that see no run's folder; 0: they do. ``notify``: is called with
+    one line whenever an agent comes or goes. Raises ``UserError`` where it cannot listen.
     """
 
     own_environment = True
@@ -135,7 +135,7 @@ class AgentLauncher(Launcher):
         silence_s: float = SILENCE_S,
         grace_s: float = 0.0,
         files_port: int = 0,
-        tell: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._bell = WakeupPipe()
         try:
@@ -156,7 +156,7 @@ class AgentLauncher(Launcher):
         self._host, self.port = host, self._hub.port
         self._versions = {name: versions[name] for name in SAME}
         self._silence_s, self._grace_s, self._files_port = silence_s, grace_s, files_port
-        self._say = tell
+        self._notify = notify
         self._token, self.tls = token, tls
         self._agents: dict[int, AgentHost] = {}  # by their numbers, in the order in which they came
         self._number_of: dict[Connection, int] = {}
@@ -167,7 +167,7 @@ class AgentLauncher(Launcher):
         self._next_beat = 0.0
         self._closed = False
         self.room = AgentRoom(self._agents)
-        self._lookout = FolderProbe(self._agents, self._tell, tell)
+        self._lookout = FolderProbe(self._agents, self._send_to, notify)
         self.runs: Callable[[], Mapping[Path, Contact]] = dict  # by their folders: those that may be asked about
 
     @property
@@ -203,7 +203,7 @@ class AgentLauncher(Launcher):
         for number, agent in self._agents.items():
             if agent.probed_s is None:
                 agent.probed_s = time.time()
-                self._tell(number, HostFactsRequest(path, text))
+                self._send_to(number, HostFactsRequest(path, text))
 
     def look_for(self, path: str = "", text: str = "") -> None:
         """From now on an agent gets workers only once it has told that it sees the file ``path`` ("": none) with
@@ -215,7 +215,7 @@ class AgentLauncher(Launcher):
         """Have workers that are started from now on pass their files to ``port``: no agent need see any folder."""
         self._files_port = port
         for number in self._agents:
-            self._tell(number, TakeFiles(port))
+            self._send_to(number, TakeFiles(port))
         self.look_for()
 
     def hosts_without_folder(self) -> list[str]:
@@ -240,7 +240,7 @@ class AgentLauncher(Launcher):
         if agent is not None and not (agent.workers or agent.unnamed) and agent.notice is None:
             agent.notice = PreemptionNoticed(0.0, "there is no use for it")
             self.room.changed()
-            self._tell(number, AgentBye())
+            self._send_to(number, AgentBye())
 
     def fileno(self) -> int | None:
         return None if self._closed else self._hub.fileno()
@@ -256,13 +256,13 @@ class AgentLauncher(Launcher):
             self._place[worker] = number, self._keys
             self._agents[number].workers[self._keys] = worker
             public = replace(worker, token=worker.token[:SALT_DIGITS])
-            self._tell(number, StartWorker(self._keys, public, needs.device, str(needs.logs)))
+            self._send_to(number, StartWorker(self._keys, public, needs.device, str(needs.logs)))
 
     def end(self, workers: Sequence[Bootstrap], why: str = "") -> None:
         for worker in workers:
             if worker in self._place:
                 number, key = self._place[worker]
-                self._tell(number, EndWorker(key, why))
+                self._send_to(number, EndWorker(key, why))
 
     def poll(self) -> list[ProcessEvent]:
         self._look(0.0)
@@ -285,7 +285,7 @@ class AgentLauncher(Launcher):
         if self._closed:
             return
         for number in self._agents:
-            self._tell(number, AgentBye())
+            self._send_to(number, AgentBye())
         until = time.monotonic() + CLOSE_LIMIT_S
         while self._agents and (left_s := until - time.monotonic()) > 0:
             self._look(left_s)
@@ -305,23 +305,23 @@ class AgentLauncher(Launcher):
             self._hub.send([agent.connection for agent in self._agents.values()], BEAT)
         for event in self._hub.wait(min(timeout_s, BEAT_S)):
             match event:
-                case Greeted(connection, RunAsked() as asked):
-                    self._hub.send([connection], messages.encode(answer(asked, self.runs())))
+                case Greeted(connection, RunAsked() as request):
+                    self._hub.send([connection], messages.encode(answer(request, self.runs())))
                     self._hub.end(connection)
                 case Greeted(connection, hello):
                     self._greet(connection, hello)
                 case Heard(connection, message, _) if connection in self._number_of:
-                    self._hear(self._number_of[connection], message)
+                    self._handle(self._number_of[connection], message)
                 case Closed(connection, why) if connection in self._number_of:
                     self._lose(self._number_of[connection], why)
                 case ConnectionsRefused():
-                    self._say(refusal_line(event))
+                    self._notify(refusal_line(event))
         if due:  # with all that they have said meanwhile, however long this process did not look
             self._lose_silent(time.monotonic())
             self._lookout.again()
 
     def _lose_silent(self, now: float) -> None:
-        for number in [n for n, agent in self._agents.items() if now > agent.heard_at + self._silence_s]:
+        for number in [n for n, agent in self._agents.items() if now > agent.received_at + self._silence_s]:
             connection = self._agents[number].connection
             self._lose(number, f"it has been silent for {self._silence_s:g} s")
             self._hub.end(connection)
@@ -329,24 +329,29 @@ class AgentLauncher(Launcher):
     def _greet(self, connection: Connection, hello: AgentHello) -> None:
         theirs = {name: hello.versions.get(name, "none") for name in SAME}
         if theirs != self._versions:
-            there, here = (", ".join(f"{name} {v[name]}" for name in SAME) for v in (theirs, self._versions))
-            self._hub.send([connection], messages.encode(AgentRefused(f"it has {there}; the controller has {here}")))
+            theirs_text, ours_text = (", ".join(f"{name} {v[name]}" for name in SAME) for v in (theirs, self._versions))
+            self._hub.send(
+                [connection],
+                messages.encode(AgentRefused(f"it has {theirs_text}; the controller has {ours_text}")),
+            )
             self._hub.end(connection)
-            self._refused.append(HostReport(hello.host, hello.workers, refused=f"it has {there}; here there is {here}"))
-            self._say(f"host {hello.host} was refused: it has {there}; here there is {here}")
+            self._refused.append(
+                HostReport(hello.host, hello.workers, refused=f"it has {theirs_text}; here there is {ours_text}")
+            )
+            self._notify(f"host {hello.host} was refused: it has {theirs_text}; here there is {ours_text}")
             return
         self._numbers += 1
         self._agents[self._numbers] = AgentHost.greeted(hello, connection, time.monotonic())
         self.room.changed()
         self._number_of[connection] = self._numbers
-        self._tell(self._numbers, AgentWelcome(BEAT_S, self._silence_s, self._grace_s, self._files_port))
+        self._send_to(self._numbers, AgentWelcome(BEAT_S, self._silence_s, self._grace_s, self._files_port))
         self._lookout.greet(self._numbers)
         has = f", and {hello.kept} that it has kept" if hello.kept else ""
-        self._say(f"host {hello.host} has come, with room for {hello.workers} workers{has}")
+        self._notify(f"host {hello.host} has come, with room for {hello.workers} workers{has}")
 
-    def _hear(self, number: int, message: messages.AgentMessage) -> None:
+    def _handle(self, number: int, message: messages.AgentMessage) -> None:
         agent = self._agents[number]
-        agent.heard_at = time.monotonic()
+        agent.received_at = time.monotonic()
         if not isinstance(message, AgentBeat):
             self.room.changed()
         match message:
@@ -367,10 +372,10 @@ class AgentLauncher(Launcher):
                 skew_s, error_s = message.clock_s - (agent.probed_s + now_s) / 2, (now_s - agent.probed_s) / 2
                 agent.report = HostReport(agent.host, agent.room, versions, message, skew_s, error_s)
             case FolderProbeResult():
-                self._lookout.hear(agent, message)
+                self._lookout.record_answer(agent, message)
             case PreemptionNoticed(seconds=seconds, why=why):
                 agent.notice = message
-                self._say(f"host {agent.host} will go in {seconds:g} s: {why}")
+                self._notify(f"host {agent.host} will go in {seconds:g} s: {why}")
                 line = f"host {agent.host}: {why}"
                 self._events += [ProcessNoticed(worker, seconds, line) for worker in agent.workers.values()]
 
@@ -387,9 +392,9 @@ class AgentLauncher(Launcher):
         del self._number_of[agent.connection]
         for key in list(agent.workers):
             self._finish(agent, key, None, "", f"host {agent.host} was lost: {why}")
-        self._say(f"host {agent.host} has gone" + ("" if agent.notice else f": {why}"))
+        self._notify(f"host {agent.host} has gone" + ("" if agent.notice else f": {why}"))
 
-    def _tell(self, number: int, message: messages.ControllerMessage) -> None:
+    def _send_to(self, number: int, message: messages.ControllerMessage) -> None:
         self._hub.send([self._agents[number].connection], messages.encode(message))
 
     def _sight(self, worker: Bootstrap) -> WorkerSeen | None:

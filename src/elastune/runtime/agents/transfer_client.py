@@ -17,7 +17,7 @@ from pathlib import Path
 
 from elastune.elastic.wire.handshake import enter
 from elastune.elastic.wire.transport import READ_BYTES, Lines, ProtocolError, dial
-from elastune.runtime.agents import transfer_messages as messages
+from elastune.runtime.agents import transfer_messages
 from elastune.runtime.agents.transfer_messages import (
     PIECE_BYTES,
     Ask,
@@ -48,26 +48,26 @@ class FilesLink:
     and ``ProtocolError``, as all its methods."""
 
     def __init__(self, address: str, token: str) -> None:
-        self._lines, words = Lines(), messages.encode(FilesHello())
-        entered = enter(dial(address, DIAL_LIMIT_S), self._lines, token, messages.PURPOSE, words, DIAL_LIMIT_S)
+        self._lines, words = Lines(), transfer_messages.encode(FilesHello())
+        entered = enter(dial(address, DIAL_LIMIT_S), self._lines, token, transfer_messages.PURPOSE, words, DIAL_LIMIT_S)
         self._socket: socket.socket = entered.connection
-        self._heard = list(entered.early)
+        self._received = list(entered.early)
         self._socket.settimeout(ANSWER_LIMIT_S)
-        if not isinstance(messages.decode_from_controller(entered.line), FilesWelcome):
+        if not isinstance(transfer_messages.decode_from_controller(entered.line), FilesWelcome):
             raise ProtocolError("it does not take files")
 
-    def say(self, message: FileRequest) -> None:
+    def send(self, message: FileRequest) -> None:
         """Send it."""
-        self._socket.sendall(messages.encode(message))
+        self._socket.sendall(transfer_messages.encode(message))
 
-    def hear(self) -> FileReply:
+    def receive(self) -> FileReply:
         """The next answer."""
-        while not self._heard:
+        while not self._received:
             data = self._socket.recv(READ_BYTES)
             if not data:
                 raise ConnectionError("the controller closed the connection")
-            self._heard += self._lines.feed(data)
-        return messages.decode_from_controller(self._heard.pop(0))
+            self._received += self._lines.feed(data)
+        return transfer_messages.decode_from_controller(self._received.pop(0))
 
     def close(self) -> None:
         """Whoever waits on it hears so. Idempotent."""
@@ -90,11 +90,11 @@ class _Run:
 class FileTransferClient:
     """Moves files of runs, each by its spool in ``folder``. Its methods are for one other thread.
 
-    ``tell``: is called, from the mover's thread, with a line that whoever looks after this machine should see.
+    ``notify``: is called, from the mover's thread, with a line that whoever looks after this machine should see.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[str], None] = lambda line: None) -> None:
-        self._folder, self._tell = folder, tell
+    def __init__(self, folder: Path, notify: Callable[[str], None] = lambda line: None) -> None:
+        self._folder, self._notify = folder, notify
         self._changing = threading.Lock()
         self._runs: dict[str, _Run] = {}
         self._address = self._token = ""
@@ -128,8 +128,8 @@ class FileTransferClient:
 
     def pending(self, run: str) -> bool:
         """Whether files of ``run`` are not with the controller yet."""
-        own = self._runs.get(run)
-        return own is not None and bool(own.spool.tickets())
+        run_files = self._runs.get(run)
+        return run_files is not None and bool(run_files.spool.tickets())
 
     def leave(self, run: str) -> None:
         """No worker of ``run`` is left here."""
@@ -160,7 +160,7 @@ class FileTransferClient:
                 pause_s, why = AGAIN_S, f"{type(error).__name__}: {error}"
                 if why != reported and not self._closing.is_set():
                     reported = why
-                    self._tell(f"files for the controller wait: {why}")
+                    self._notify(f"files for the controller wait: {why}")
             self._closing.wait(pause_s)
         self._drop_link()
 
@@ -200,10 +200,10 @@ class FileTransferClient:
             self._link, self._used = FilesLink(address, token), (address, token)
         return self._link
 
-    def _asked(self, message: FileRequest) -> FileReply:
+    def _answer_to(self, message: FileRequest) -> FileReply:
         link = self._linked()
-        link.say(message)
-        return link.hear()
+        link.send(message)
+        return link.receive()
 
     # -- to the controller --------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class FileTransferClient:
         if not file.is_file() or file.stat().st_size != ticket.size:  # its writer has given it up
             run.spool.gone(path, ticket)
             return True
-        answer = self._asked(Offer(name, ticket.draft, ticket.name, ticket.size, ticket.sha256))
+        answer = self._answer_to(Offer(name, ticket.draft, ticket.name, ticket.size, ticket.sha256))
         if sent := isinstance(answer, SendFrom):
             answer = self._send(file, ticket.size, answer.offset)
             run.tries[path] = run.tries.get(path, 0) + isinstance(answer, Refused)
@@ -224,7 +224,7 @@ class FileTransferClient:
                 run.not_before = time.monotonic() + AGAIN_S
                 return False
             case Refused(why=why):
-                self._tell(f"the controller does not take {ticket.name} of {ticket.draft}: {why}")
+                self._notify(f"the controller does not take {ticket.name} of {ticket.draft}: {why}")
             case _:
                 raise ProtocolError("it answers what was not asked")
         run.tries.pop(path, None)
@@ -240,16 +240,16 @@ class FileTransferClient:
                 data = content.read(min(PIECE_BYTES, size - offset))
                 if not data:
                     raise ValueError(f"{file.name} has become shorter")
-                link.say(messages.piece_of(data))
+                link.send(transfer_messages.piece_of(data))
                 offset += len(data)
                 self.moved_at = time.monotonic()
-        return link.hear()
+        return link.receive()
 
     # -- from the controller ------------------------------------------------------------------------------------------
 
     def _grant(self, name: str, run: _Run, path: Path, wish: CheckpointRequest) -> bool:
         """Answer what a worker asks for, once it is here; whether that is done."""
-        answer = self._asked(Ask(name, wish.whose, wish.step, wish.before))
+        answer = self._answer_to(Ask(name, wish.whose, wish.step, wish.before))
         match answer:
             case Refused(again=True):
                 run.not_before = time.monotonic() + AGAIN_S
@@ -285,15 +285,15 @@ class FileTransferClient:
 
     def _parts(self, first: Fetch, size: int) -> Iterator[bytes]:
         """The content of a file of ``size`` bytes, in order; several parts are asked for before the first is here."""
-        link, asked, got = self._linked(), 0, 0
+        link, requested, got = self._linked(), 0, 0
         while got < size:
-            while asked < size and asked < got + FETCHES * PIECE_BYTES:
-                link.say(Fetch(first.run, first.whose, first.step, first.name, asked))
-                asked += PIECE_BYTES
-            answer = link.hear()
+            while requested < size and requested < got + FETCHES * PIECE_BYTES:
+                link.send(Fetch(first.run, first.whose, first.step, first.name, requested))
+                requested += PIECE_BYTES
+            answer = link.receive()
             if not isinstance(answer, FilePiece):
                 raise ConnectionError(answer.why if isinstance(answer, Refused) else "it answers what was not asked")
-            data = messages.data_of(answer)
+            data = transfer_messages.data_of(answer)
             if len(data) != min(PIECE_BYTES, size - got):
                 raise ConnectionError(f"{first.name} has changed meanwhile")
             got += len(data)

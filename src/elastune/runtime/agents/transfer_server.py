@@ -25,7 +25,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Checkpointed, CheckpointFailed, ConnectionsRefused
 from elastune.elastic.wire.server import Closed, Connection, ConnectionServer, Greeted, Heard, refusal_line
 from elastune.elastic.wire.transport import WakeupPipe
-from elastune.runtime.agents import transfer_messages as messages
+from elastune.runtime.agents import transfer_messages
 from elastune.runtime.agents.transfer_messages import (
     PIECE_BYTES,
     Ask,
@@ -186,7 +186,7 @@ class CheckpointReceiver:
             return Contents(-1)
         if step is None:
             steps = [step_of(path) for path in complete(folder)]
-            steps = [there for there in steps if before is None or there < before]
+            steps = [candidate for candidate in steps if before is None or candidate < before]
             return Contents(steps[-1]) if steps else Contents(-1)
         path = of_step(folder, step)
         if not path.is_dir():
@@ -281,7 +281,7 @@ class _Run:
 class FileTransferServer:
     """Listens on a free port of ``host`` for agents with ``token``.
 
-    ``ring``: is called, from its thread, when there is ``news``; ``tell``: with what is to be told, likewise. Raises
+    ``ring``: is called, from its thread, when there is ``news``; ``notify``: with what is to be told, likewise. Raises
     ``UserError`` where it cannot listen.
     """
 
@@ -292,7 +292,7 @@ class FileTransferServer:
         *,
         tls: ssl.SSLContext | None = None,
         ring: Callable[[], None] = lambda: None,
-        tell: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._bell = WakeupPipe()
         try:
@@ -300,17 +300,17 @@ class FileTransferServer:
                 host,
                 token,
                 self._bell,
-                purpose=messages.PURPOSE,
+                purpose=transfer_messages.PURPOSE,
                 tls=tls,
                 greeting=FilesHello,
-                decode=messages.decode_from_agent,
+                decode=transfer_messages.decode_from_agent,
             )
         except OSError as error:
             self._bell.close()
             rule = "the controller must be able to listen for agents' files"
             raise UserError(rule, f"{host}: {error.strerror}", "choose another address") from None
         self.port = self._hub.port
-        self._ring, self._tell = ring, tell
+        self._ring, self._notify = ring, notify
         self._changing = threading.Lock()  # held for a moment: the controller's own thread takes it, too
         self._runs: dict[str, _Run] = {}
         self._over: set[str] = set()
@@ -336,20 +336,20 @@ class FileTransferServer:
     def close_run(self, run: str) -> list[str]:
         """Accept no more files of this run. Returns a line for each checkpoint that is not complete."""
         with self._changing:
-            own = self._runs.pop(run, None)
+            registered = self._runs.pop(run, None)
             self._over.add(run)
-        if own is None:
+        if registered is None:
             return []
-        with own.using:
-            missing = own.inbox.incomplete()
-            own.inbox.drop_drafts()
+        with registered.using:
+            missing = registered.inbox.incomplete()
+            registered.inbox.drop_drafts()
             return missing
 
     def news(self) -> list[tuple[str, Checkpointed | CheckpointFailed]]:
         """What became of checkpoints since the last call, each with its run."""
         with self._changing:
-            found, self._news = self._news, []
-        return found
+            events, self._news = self._news, []
+        return events
 
     def close(self) -> None:
         """Idempotent."""
@@ -365,35 +365,35 @@ class FileTransferServer:
                 for event in self._hub.wait(LOOK_S):
                     match event:
                         case Greeted(connection, _):
-                            self._say(connection, FilesWelcome())
+                            self._send(connection, FilesWelcome())
                         case Heard(connection, message, _):
-                            self._hear(connection, message)
+                            self._handle(connection, message)
                         case Closed(connection, _):
                             self._let_go(connection)
                         case ConnectionsRefused():
-                            self._tell(refusal_line(event))
+                            self._notify(refusal_line(event))
         finally:
             for connection in list(self._receiving):
                 self._let_go(connection)
             self._hub.close()
             self._bell.close()
 
-    def _hear(self, connection: Connection, message: FileRequest) -> None:
+    def _handle(self, connection: Connection, message: FileRequest) -> None:
         if isinstance(message, FilePiece):
             self._take(connection, message)
             return
         self._let_go(connection)
-        asked = "" if isinstance(message, FilesHello) else message.run
+        run = "" if isinstance(message, FilesHello) else message.run
         with self._changing:
-            own, over = self._runs.get(asked), asked in self._over
-        if own is None:
-            self._say(connection, Refused(UNKNOWN_RUN, again=not over))
+            registered, over = self._runs.get(run), run in self._over
+        if registered is None:
+            self._send(connection, Refused(UNKNOWN_RUN, again=not over))
             return
-        with own.using:
+        with registered.using:
             try:
-                self._answer(connection, own.inbox, message)
+                self._answer(connection, registered.inbox, message)
             except (OSError, ValueError) as error:
-                self._say(connection, Refused(str(error)[:WHY_LIMIT], again=isinstance(message, Offer)))
+                self._send(connection, Refused(str(error)[:WHY_LIMIT], again=isinstance(message, Offer)))
 
     def _answer(self, connection: Connection, inbox: CheckpointReceiver, message: FileRequest) -> None:
         match message:
@@ -402,38 +402,38 @@ class FileTransferServer:
                     self._let_go(other)  # of a connection that is about to be found dead
                 received = inbox.receive(message)
                 if received is None:
-                    self._say(connection, FileTaken())
+                    self._send(connection, FileTaken())
                     return
                 self._receiving[connection] = received
-                self._say(connection, SendFrom(received.offset))
+                self._send(connection, SendFrom(received.offset))
                 if received.whole:
                     self._accept(connection, inbox, received)
             case Ask(whose=whose, step=step, before=before):
-                self._say(connection, inbox.contents(whose, step, before))
+                self._send(connection, inbox.contents(whose, step, before))
             case Fetch(whose=whose, step=step, name=name, offset=offset):
-                self._say(connection, messages.piece_of(inbox.read(whose, step, name, offset, PIECE_BYTES)))
+                self._send(connection, transfer_messages.piece_of(inbox.read(whose, step, name, offset, PIECE_BYTES)))
             case _:
-                self._say(connection, Refused("that is no request"))
+                self._send(connection, Refused("that is no request"))
 
     def _take(self, connection: Connection, piece: FilePiece) -> None:
         received = self._receiving.get(connection)
         if received is None:  # it was refused, and more of it was on its way
             return
         with self._changing:
-            own = self._runs.get(received.offer.run)
-        if own is None:
+            registered = self._runs.get(received.offer.run)
+        if registered is None:
             self._refuse(connection, UNKNOWN_RUN)
             return
-        with own.using:
+        with registered.using:
             try:
-                received.take(messages.data_of(piece))
+                received.take(transfer_messages.data_of(piece))
             except (IncompleteFile, ValueError) as error:
                 self._refuse(connection, str(error), again=True)
             except OSError as error:
-                self._miss(connection, own.inbox, received, error)
+                self._miss(connection, registered.inbox, received, error)
             else:
                 if received.whole:
-                    self._accept(connection, own.inbox, received)
+                    self._accept(connection, registered.inbox, received)
 
     def _accept(self, connection: Connection, inbox: CheckpointReceiver, received: IncomingFile) -> None:
         try:
@@ -449,7 +449,7 @@ class FileTransferServer:
             arrived, ReceivedCheckpoint
         ):  # before the agent hears of it: it may have nothing more to wait for then
             self._note(received.offer.run, Checkpointed(arrived.step, str(arrived.path)))
-        self._say(connection, FileTaken())
+        self._send(connection, FileTaken())
 
     def _miss(self, connection: Connection, inbox: CheckpointReceiver, received: IncomingFile, error: OSError) -> None:
         """Give up this checkpoint, which cannot be written, and report that."""
@@ -466,14 +466,14 @@ class FileTransferServer:
 
     def _refuse(self, connection: Connection, why: str, again: bool = False) -> None:
         self._let_go(connection)
-        self._say(connection, Refused(why, again))
+        self._send(connection, Refused(why, again))
 
     def _let_go(self, connection: Connection) -> None:
         if (received := self._receiving.pop(connection, None)) is not None:
             received.close()
 
-    def _say(self, connection: Connection, message: FileReply) -> None:
-        self._hub.send([connection], messages.encode(message))
+    def _send(self, connection: Connection, message: FileReply) -> None:
+        self._hub.send([connection], transfer_messages.encode(message))
 
 
 def _same(offer: Offer, other: Offer) -> bool:

@@ -234,13 +234,13 @@ class SurvivingRun:
 
     Attributes:
         kept: The records that the controller has put into its journal, in order.
-        begun_at: When the run was started or resumed last, in seconds since 1970, where the caller knows.
+        last_start_at: When the run was started or resumed last, in seconds since 1970, where the caller knows.
         stop_at: When it was asked to pause, in seconds since 1970; None: it was not.
     """
 
     spec: RunSpec
     kept: Sequence[Record]
-    begun_at: float = 0.0
+    last_start_at: float = 0.0
     stop_at: float | None = None
 
 
@@ -318,7 +318,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def start(self, spec: RunSpec) -> Handle:
-        """Start ``spec.means.workers`` workers.
+        """Start ``spec.execution.workers`` workers.
 
         Raises:
             UserError: Where the request cannot be met; ``NoRoomError`` where there is no room.

@@ -84,7 +84,7 @@ class ElasticCluster(Cluster):
         except BaseException:
             run.abandon()
             raise
-        self._tell_room()
+        self._offer_room()
         return run
 
     def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
@@ -135,9 +135,9 @@ class ElasticCluster(Cluster):
         """Wait up to ``timeout_s`` for events of processes and coordinators, and pass them to the runs."""
         if self._closed:
             return
-        self._hear(timeout_s)
+        self._process_pending(timeout_s)
         self._runs = {token: run for token, run in self._runs.items() if run.pending or not run.closed}
-        self._tell_room()
+        self._offer_room()
 
     def close(self) -> None:
         if self._closed or os.getpid() != self._owner:  # a fork of the controller does not own what it inherited
@@ -149,11 +149,11 @@ class ElasticCluster(Cluster):
         self.launcher.close()
         deadline = time.monotonic() + CLOSE_LIMIT_S
         while any(not run.closed for run in self._runs.values()) and time.monotonic() < deadline:
-            self._hear(LOOK_S)
+            self._process_pending(LOOK_S)
         for run in self._runs.values():
             run.close()
 
-    def _hear(self, timeout_s: float) -> None:
+    def _process_pending(self, timeout_s: float) -> None:
         poll, descriptor = select.poll(), self.launcher.fileno()
         pause_s = max(0.0, self._looked_at + self.launcher.pause_s - time.monotonic()) if not self._closed else 0.0
         if pause_s:
@@ -170,7 +170,7 @@ class ElasticCluster(Cluster):
             self._next_look = self._looked_at + LAUNCHER_LOOK_S
         for event in self.launcher.poll() if due else []:
             if (run := self._runs.get(event.bootstrap.token)) is not None:
-                run.hear(event)
+                run.process_event(event)
             elif isinstance(event, ProcessStarted):  # it was started for a controller before this one
                 self.launcher.end([event.bootstrap], "its run is not known here")
         for number in ready:
@@ -193,7 +193,7 @@ class ElasticCluster(Cluster):
         environment = {**os.environ, **_threads(spec.execution.threads), "GLOO_SOCKET_IFNAME": self.launcher.interface}
         return WorkerSpec(self._entry, spec, Place(), environment, folder, paths)
 
-    def _tell_room(self) -> None:
+    def _offer_room(self) -> None:
         """Each run hears of the room that those before it do not need."""
         free = self.free
         for run in self._runs.values():

@@ -147,7 +147,7 @@ class Fleet:
         self._came: frozenset[str] = frozenset()
         self._starts: dict[str, Phase] = {}
         self._news: deque[str] = deque()
-        self._told = ""
+        self._last_notice = ""
         self._failed = 0  # starts in a row that came to nothing
         self._cancelled: set[str] = set()
         self._retry_at = 0.0
@@ -217,7 +217,7 @@ class Fleet:
                 self._round()
             except NotStarted as error:
                 self._retry_at = time.monotonic() + RETRY_S
-                self._tell(str(error))
+                self._notify(str(error))
             self._wake.wait(QUEUE_LOOK_S)
             self._wake.clear()
 
@@ -235,12 +235,12 @@ class Fleet:
         if orders.start and not self.given_up and time.monotonic() >= self._retry_at and not self._closing.is_set():
             self._starter.start(orders.start)
             self._starts = self._starter.look()
-        self._tell(self._starter.waits())
+        self._notify(self._starter.waits())
 
-    def _tell(self, line: str) -> None:
-        if line and line != self._told:
+    def _notify(self, line: str) -> None:
+        if line and line != self._last_notice:
             self._news.append(line)
-        self._told = line
+        self._last_notice = line
 
 
 # A file named by the token holds the address of the controller, and the name of its jobs or actors. The next
@@ -374,13 +374,13 @@ class FleetCluster(HostsCluster):
         grows: bool = True,
         grace_s: float = 0.0,
         gather_s: float = 0.0,
-        tell: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None] = lambda line: None,
         spot: SpotWatch | None = None,
         out: Path | None = None,
         own_folders: bool | None = False,
     ) -> None:
         super().__init__(
-            address, port, token, tls=tls, grows=grows, grace_s=grace_s, gather_s=gather_s, tell=tell,
+            address, port, token, tls=tls, grows=grows, grace_s=grace_s, gather_s=gather_s, notify=notify,
             spot=spot, out=out, own_folders=own_folders,
         )  # fmt: skip
         self._size, self._expected = size, expected
@@ -438,7 +438,7 @@ class FleetCluster(HostsCluster):
         for label in self._fleet.steer(self._size.agents(self.wanted), seen):
             self.launcher.dismiss(agents[label][0])
         for line in self._fleet.news():
-            self._tell(line)
+            self._notify(line)
 
     def gather(self, workers: int, limit_s: float, ends: Callable[[], bool] = lambda: False) -> int:
         until = time.monotonic() + limit_s
@@ -463,4 +463,4 @@ class FleetCluster(HostsCluster):
         try:
             self._fleet.close()
         except NotStarted as error:
-            self._tell(f"something may be left of what was started: {error}")
+            self._notify(f"something may be left of what was started: {error}")

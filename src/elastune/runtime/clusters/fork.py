@@ -24,7 +24,7 @@ from typing import BinaryIO, Literal
 
 from elastune.core.errors import UserError
 from elastune.elastic.coordinator.liveness import ProcessStatus
-from elastune.runtime import placement as machine
+from elastune.runtime import placement
 from elastune.runtime.clusters.fork_server import REFUSED_CODE, REQUEST_LIMIT_BYTES, kill_group
 from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
 
@@ -357,14 +357,14 @@ class ForkLauncher(Launcher):
         """Devices for more workers of one run."""
         names: Sequence[str] = ("cpu",)
         if device != "cpu":
-            names = machine.devices() if self._devices == "auto" else self._devices
-        own: list[str] = []
-        others: list[str] = []
+            names = placement.devices() if self._devices == "auto" else self._devices
+        same_run_devices: list[str] = []
+        other_devices: list[str] = []
         for process in self._processes.values():
             same_run = process.bootstrap.coordinator == workers[0].coordinator
-            (own if same_run else others).append(process.device)
-        least_used_first = machine.least_used_first(names, own, others)
-        return [machine.assign(device, index, least_used_first) for index in range(len(workers))]
+            (same_run_devices if same_run else other_devices).append(process.device)
+        least_used_first = placement.least_used_first(names, same_run_devices, other_devices)
+        return [placement.assign(device, index, least_used_first) for index in range(len(workers))]
 
     def _finish(self, process: _Process, code: int, why: str = "") -> None:
         del self._processes[process.bootstrap], self._by_key[process.key]

@@ -60,17 +60,17 @@ class GroupGuard:
 
     def protect(self, leader: int) -> None:
         """``leader`` founds a process group."""
-        self._tell(leader)
+        self._write_number(leader)
 
     def forget(self, leader: int) -> None:
         """Its group was killed. To be said before the number can be given to another process."""
-        self._tell(-leader)
+        self._write_number(-leader)
 
     def close(self) -> None:
         """In a forked child: this end is the server's alone."""
         os.close(self._pipe)
 
-    def _tell(self, number: int) -> None:
+    def _write_number(self, number: int) -> None:
         with contextlib.suppress(OSError):  # somebody has killed the guard: workers end without it, too
             os.write(self._pipe, b"%d\n" % number)
 

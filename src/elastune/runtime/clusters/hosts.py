@@ -90,7 +90,7 @@ class HostsKind(ClusterKind):
         )
         if room.adopts:
             return cluster
-        access.tell(f"waiting for agents with room for {room.workers} workers: {self.join_command(access)}")
+        access.notify(f"waiting for agents with room for {room.workers} workers: {self.join_command(access)}")
         return cluster.gathered(room.workers, access.gather_s)
 
     def listen(
@@ -127,7 +127,7 @@ class HostsKind(ClusterKind):
             grows=grows,
             grace_s=grace_s,
             gather_s=gather_s,
-            tell=access.tell,
+            notify=access.notify,
             spot=spot,
             out=out,
             own_folders=own_folders,
@@ -136,7 +136,7 @@ class HostsKind(ClusterKind):
     def inspect(self, access: Access, out: Path | None) -> list[HostReport]:
         cluster = self.listen(access)
         with cluster, _marker_in(None if self.folder == "local" else out) as (path, text):
-            access.tell(f"listening for agents for {access.gather_s:g} s: {self.join_command(access)}")
+            access.notify(f"listening for agents for {access.gather_s:g} s: {self.join_command(access)}")
             until = time.monotonic() + access.gather_s
             while (left_s := until - time.monotonic()) > 0:
                 cluster.pump(min(left_s, LOOK_S))
@@ -214,7 +214,7 @@ class HostsCluster(ElasticCluster):
         grows: bool = True,
         grace_s: float = 0.0,
         gather_s: float = 0.0,
-        tell: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None] = lambda line: None,
         spot: SpotWatch | None = None,
         out: Path | None = None,
         own_folders: bool | None = False,
@@ -222,14 +222,21 @@ class HostsCluster(ElasticCluster):
         allow_many_connections()
 
         def receive() -> TransferredRuns:
-            return TransferredRuns(address, token, tls, tell)
+            return TransferredRuns(address, token, tls, notify)
 
         self._receive = receive
         self._received = receive() if own_folders else None
         files_port = self._received.port if self._received else 0
         try:
             launcher = AgentLauncher(
-                address, port, token, tls=tls, versions=software(), grace_s=grace_s, files_port=files_port, tell=tell
+                address,
+                port,
+                token,
+                tls=tls,
+                versions=software(),
+                grace_s=grace_s,
+                files_port=files_port,
+                notify=notify,
             )
         except UserError:
             if self._received:
@@ -241,7 +248,7 @@ class HostsCluster(ElasticCluster):
         launcher.runs = self._contacts
         self._grows = grows
         self._gather_s = gather_s
-        self._tell, self._spot, self._next_spot, self._spent = tell, spot, 0.0, False
+        self._notify, self._spot, self._next_spot, self._spent = notify, spot, 0.0, False
         self._results, self._undecided, self._marker = out, own_folders is None, None
         if out is not None:
             try:
@@ -312,9 +319,9 @@ class HostsCluster(ElasticCluster):
             return  # an earlier host has decided already
         problem = f"host {host} does not see {self._results.resolve()}"
         if not self._undecided:
-            self._tell(f"{problem}, and gets no workers: share that folder, or say folder=local where there is none")
+            self._notify(f"{problem}, and gets no workers: share that folder, or say folder=local where there is none")
             return
-        self._tell(f"{problem}: folder=local is used, agents push checkpoints to this machine")
+        self._notify(f"{problem}: folder=local is used, agents push checkpoints to this machine")
         self._received = self._receive()
         self._received.ring = self.launcher.ring
         self._remove_marker()
@@ -336,7 +343,7 @@ class HostsCluster(ElasticCluster):
                 continue
             if spot.spent >= spot.rules.budget and not self._spent:
                 self._spent = True
-                self._tell(f"the budget is spent: {spot.spent:.2f}")
+                self._notify(f"the budget is spent: {spot.spent:.2f}")
                 run.stop()
             # The members hold the run's state: an on-demand member stays until a spot worker has replaced it.
             needed = run.low - members_on_spot(launcher.agents.values(), run.coordinator.address, run.members)
@@ -387,10 +394,10 @@ class TransferredRuns:
         port: The port to which agents push.
     """
 
-    def __init__(self, address: str, token: str, tls: ssl.SSLContext | None, tell: Callable[[str], None]) -> None:
+    def __init__(self, address: str, token: str, tls: ssl.SSLContext | None, notify: Callable[[str], None]) -> None:
         self.ring: Callable[[], None] = lambda: None
-        self._tell = tell
-        self._server = FileTransferServer(address, token, tls=tls, ring=lambda: self.ring(), tell=tell)
+        self._notify = notify
+        self._server = FileTransferServer(address, token, tls=tls, ring=lambda: self.ring(), notify=notify)
         self.port = self._server.port
         self._runs: dict[str, ElasticRun] = {}  # by the salt of the run's token: agents know the salt
 
@@ -410,12 +417,12 @@ class TransferredRuns:
         """Pass the records about received checkpoints to their runs. Accept no more files of closed runs."""
         for salt, record in self._server.news():
             if salt in self._runs:
-                self._runs[salt].tell(record)
+                self._runs[salt].take_record(record)
         for salt, run in list(self._runs.items()):
             if run.closed:
                 del self._runs[salt]
                 for problem in self._server.close_run(salt):
-                    self._tell(f"{run.spec.out.name}: a checkpoint is not complete, and is not used: {problem}")
+                    self._notify(f"{run.spec.out.name}: a checkpoint is not complete, and is not used: {problem}")
 
     def close(self) -> None:
         """End the server. Idempotent."""

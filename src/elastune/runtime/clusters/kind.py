@@ -42,13 +42,13 @@ class Access:
 
     ``token_file``: the secret that agents and controller share, made where there is none; ``tls``: their connections
     are to be encrypted; ``interface``: the network they use, loopback where there is none; ``gather_s``: how long to
-    wait for the first workers' room. ``tell``: is called with one line when agents come and go.
+    wait for the first workers' room. ``notify``: is called with one line when agents come and go.
     """
 
     token_file: Path | None = None
     interface: str | None = None
     gather_s: float = 600.0
-    tell: Callable[[str], None] = lambda line: None
+    notify: Callable[[str], None] = lambda line: None
     tls: bool = False
 
 
@@ -72,10 +72,10 @@ class CapacityRequest:
 
 @dataclass(frozen=True)
 class ClusterFinding:
-    """``what`` is there, as ``found`` says; where that is None it is not, or does not fit: ``fix``."""
+    """``what`` is there, as ``value`` says; where that is None it is not, or does not fit: ``fix``."""
 
     what: str
-    found: str | None
+    value: str | None
     fix: str = ""
 
 

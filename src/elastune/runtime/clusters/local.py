@@ -90,7 +90,7 @@ class DetachedCluster(HostsCluster):
     """
 
     def __init__(
-        self, capacity: int, out: Path, grace_s: float, tell: Callable[[str], None], *, fills: bool = False
+        self, capacity: int, out: Path, grace_s: float, notify: Callable[[str], None], *, fills: bool = False
     ) -> None:
         self._out = out
         self._wanted, self._fills = capacity, fills
@@ -109,7 +109,7 @@ class DetachedCluster(HostsCluster):
                 grace_s=grace_s,
                 gather_s=GATHER_S,
                 silence_s=SILENCE_S,
-                tell=tell,
+                notify=notify,
             )
 
         try:
@@ -143,8 +143,8 @@ class DetachedCluster(HostsCluster):
     def _start_missing(self) -> int:
         """Start an agent for the room that is missing, unless one is on its way; how much that is."""
         missing = self._wanted - self.capacity
-        on_its_way = self._agent is not None and self._agent.poll() is None
-        if missing <= 0 or on_its_way or self._starts == TRIES:
+        starting = self._agent is not None and self._agent.poll() is None
+        if missing <= 0 or starting or self._starts == TRIES:
             return 0
         self._start_agent(missing)
         return missing

@@ -193,17 +193,17 @@ class Actors(Starter):
         self._ray = need_ray()
         self._token = token
         self._options = ["--join", address, "--workers", str(workers), "--patience", f"{PATIENCE_S}s", "--kind", kind]
-        asked = shape.of(workers)
-        self._asked = " and ".join(f"{asked[key]:g} {name}s" for key, name in _NAMES.items() if asked[key])
+        resources = shape.of(workers)
+        self._room_text = " and ".join(f"{resources[key]:g} {name}s" for key, name in _NAMES.items() if resources[key])
         self._class = self._ray.remote(AgentActor)
-        self._wanted = {**asked, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_concurrency": CALLS}
+        self._wanted = {**resources, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_concurrency": CALLS}
         self._actors: dict[str, _Actor] = {}
         self._ends: dict[str, str] = {}
         self._number = self._waiting = 0
         self._closed = False
         for label, handle in ({} if kept is None else left_actors(self._ray, kept.name)).items():
             self._number = max(self._number, int(label.rpartition("-")[2]))
-            self._actors[label] = self._begun(label, handle)
+            self._actors[label] = self._start_actor(label, handle)
             handle.look_at.remote(address)  # where it looks already, unless this controller is on another machine
 
     def start(self, count: int) -> None:
@@ -212,7 +212,7 @@ class Actors(Starter):
             label = f"actor-{self._number}"
             try:
                 handle = self._class.options(**self._wanted, **self._lasting(label)).remote()
-                self._actors[label] = self._begun(label, handle)
+                self._actors[label] = self._start_actor(label, handle)
             except (self._ray.exceptions.RayError, RuntimeError, ValueError) as error:
                 raise NotStarted(f"Ray has started no actor: {one_line(error)}") from None
 
@@ -222,7 +222,7 @@ class Actors(Starter):
             return {}
         return {"name": f"{self._kept.name}-{label}", "namespace": NAMESPACE, "lifetime": "detached"}
 
-    def _begun(self, label: str, handle: Any) -> _Actor:
+    def _start_actor(self, label: str, handle: Any) -> _Actor:
         here = handle.here.remote()
         handle.begin.remote(self._token.encode(), [*self._options, "--label", label])
         return _Actor(handle, here, handle.end.remote(ASK_S))
@@ -254,7 +254,7 @@ class Actors(Starter):
 
     def waits(self) -> str:
         agents = "1 agent waits" if self._waiting == 1 else f"{self._waiting} agents wait"
-        return f"{agents} for Ray nodes with {self._asked} free" if self._waiting else ""
+        return f"{agents} for Ray nodes with {self._room_text} free" if self._waiting else ""
 
     def close(self) -> None:
         """Agents that were told to end get a moment for it, and their actors for what lies about."""
@@ -278,20 +278,20 @@ class Actors(Starter):
             end: AgentEnd | None = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
             return one_line(error)
-        return None if end is None else end.said or f"exit code {end.code}"
+        return None if end is None else end.last_line or f"exit code {end.code}"
 
 
 def left_actors(ray: Any, name: str) -> Mapping[str, Any]:
     """The actors of the controller before this one that are called ``name``, by their labels, the oldest first."""
-    found = {}
-    for told in ray.util.list_named_actors(all_namespaces=True):
-        mine = re.fullmatch(rf"{re.escape(name)}-(actor-([0-9]{{1,9}}))", told["name"])
-        if mine and told["namespace"] == NAMESPACE:
+    actors = {}
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        mine = re.fullmatch(rf"{re.escape(name)}-(actor-([0-9]{{1,9}}))", actor["name"])
+        if mine and actor["namespace"] == NAMESPACE:
             try:
-                found[int(mine[2])] = mine[1], ray.get_actor(told["name"], namespace=NAMESPACE)
+                actors[int(mine[2])] = mine[1], ray.get_actor(actor["name"], namespace=NAMESPACE)
             except ValueError:  # it has ended meanwhile
                 continue
-    return {label: handle for _, (label, handle) in sorted(found.items())}
+    return {label: handle for _, (label, handle) in sorted(actors.items())}
 
 
 def end_left(name: str) -> int:
@@ -361,7 +361,7 @@ class RayKind(ClusterKind):
                 starter=starter,
                 size=FleetSize(-(-room.most // each), each, idle_s=self.idle_s),
                 expected=room.most, grows=room.grows, grace_s=room.grace_s,
-                gather_s=access.gather_s if left is not None and room.grows else 0.0, tell=access.tell,
+                gather_s=access.gather_s if left is not None and room.grows else 0.0, notify=access.notify,
                 spot=room.spot, out=room.out, own_folders=has_own_folders(self.folder, room),
             )  # fmt: skip
         except BaseException:
@@ -369,7 +369,7 @@ class RayKind(ClusterKind):
             raise
         if left is not None:  # its agents may have no room: their workers are to be taken over first
             return cluster
-        access.tell(f"waiting for actors with room for {room.workers} workers, {each} at each")
+        access.notify(f"waiting for actors with room for {room.workers} workers, {each} at each")
         return cluster.gathered(room.workers, access.gather_s)
 
     def _left(self, folder: Path, address: str, access: Access) -> ControllerAddress | None:
@@ -381,9 +381,9 @@ class RayKind(ClusterKind):
             return left
         check_no_controller(left)
         if can_take_over(left, address, self.port):
-            access.tell(f"actors {left.name} are told to come here, to {address} instead of {left.address}")
+            access.notify(f"actors {left.name} are told to come here, to {address} instead of {left.address}")
             return left
-        access.tell(f"actors {left.name} look for their controller at {left.address}:{left.port}: they are ended")
+        access.notify(f"actors {left.name} look for their controller at {left.address}:{left.port}: they are ended")
         end_left(left.name)
         return None
 
@@ -404,14 +404,14 @@ class RayKind(ClusterKind):
 
         leave = join_ray(self.address)
         try:
-            there, address = nodes(), own_address()
+            ray_nodes, address = nodes(), own_address()
         finally:
             leave()
-        cpus, gpus = (sum(node.get(name, 0.0) for node in there) for name in ("CPU", "GPU"))
-        room = self.workers_per_node or usual_room(there, self._shape)
+        cpus, gpus = (sum(node.get(name, 0.0) for node in ray_nodes) for name in ("CPU", "GPU"))
+        room = self.workers_per_node or usual_room(ray_nodes, self._shape)
         return [
             ClusterFinding("Ray", str(need_ray().__version__)),
-            ClusterFinding("nodes", f"{len(there)}, with {cpus:g} CPUs and {gpus:g} GPUs"),
+            ClusterFinding("nodes", f"{len(ray_nodes)}, with {cpus:g} CPUs and {gpus:g} GPUs"),
             ClusterFinding("workers on a node", str(room) if room else None, NO_ROOM),
             ClusterFinding("address for agents", address, "choose it by --interface"),
         ]

@@ -30,10 +30,10 @@ FAILED = 1
 
 @dataclass(frozen=True)
 class AgentEnd:
-    """How an agent ended: its exit ``code`` (negative: the signal), and the last line that it ``said``."""
+    """How an agent ended: its exit ``code`` (negative: the signal), and the last line that it ``last_line``."""
 
     code: int
-    said: str
+    last_line: str
 
 
 class AgentActor:
@@ -42,7 +42,7 @@ class AgentActor:
 
     def __init__(self, unused_s: float = UNUSED_S, leave: Callable[[], None] = lambda: os._exit(0)) -> None:
         self._unused_s, self._leave = unused_s, leave
-        self._begun, self._ended, self._told = threading.Event(), threading.Event(), threading.Event()
+        self._started, self._ended, self._end_read = threading.Event(), threading.Event(), threading.Event()
         self._moved = ""
         self._lock = threading.Lock()
         self._end: AgentEnd | None = None
@@ -55,9 +55,9 @@ class AgentActor:
         """Run ``elastune agent`` with ``options`` from now on; ``token``: what its token file would hold. The second
         time, by a controller that does not know of the first, nothing happens."""
         with self._lock:
-            if self._begun.is_set():
+            if self._started.is_set():
                 return
-            self._begun.set()
+            self._started.set()
         threading.Thread(target=self._serve, args=(token, list(options)), name="agent", daemon=True).start()
 
     def look_at(self, address: str) -> None:
@@ -67,7 +67,7 @@ class AgentActor:
     def end(self, limit_s: float) -> AgentEnd | None:
         """How the agent has ended; None where it has not by ``limit_s`` from now."""
         if self._ended.wait(limit_s):
-            self._told.set()
+            self._end_read.set()
         return self._end
 
     def _serve(self, token: bytes, options: Sequence[str]) -> None:
@@ -76,11 +76,11 @@ class AgentActor:
         except OSError as error:
             self._end = AgentEnd(FAILED, f"it could not be run: {error}")
         self._ended.set()
-        if not self._told.wait(self._unused_s):
+        if not self._end_read.wait(self._unused_s):
             self._leave()
 
     def _wait_for_use(self) -> None:
-        if not self._begun.wait(self._unused_s):
+        if not self._started.wait(self._unused_s):
             self._leave()
 
 
@@ -91,10 +91,10 @@ def run_agent(
     controller is ("host:port"), "" where that is not known to have moved."""
     with tempfile.TemporaryDirectory(prefix="elastune-ray-") as name:
         folder = Path(name)
-        notice, said, moves, where = folder / "drained-by-ray", folder / "said", folder / "moves", ""
+        notice, last_line, moves, where = folder / "drained-by-ray", folder / "said", folder / "moves", ""
         arguments = ["--token-file", "/dev/stdin", "--notice-file", str(notice), "--parent", str(os.getpid())]
         arguments += ["--moves", str(moves)]
-        with said.open("wb") as log:
+        with last_line.open("wb") as log:
             agent = subprocess.Popen(
                 [sys.executable, "-P", "-m", "elastune", "agent", *options, *arguments],
                 stdin=subprocess.PIPE,
@@ -115,7 +115,7 @@ def run_agent(
                 agent.wait(LOOK_S)
             except subprocess.TimeoutExpired:
                 continue
-        lines = said.read_bytes()[-TAIL_BYTES:].decode(errors="replace").split("\n")
+        lines = last_line.read_bytes()[-TAIL_BYTES:].decode(errors="replace").split("\n")
         return AgentEnd(agent.returncode, next((line.strip() for line in reversed(lines) if line.strip()), ""))
 
 

@@ -32,11 +32,11 @@ def request_of(cluster: Cluster | str | None) -> Cluster | ClusterRequest | None
     """
     if not isinstance(cluster, str):
         return cluster
-    kind, access = parse_cluster(cluster), Access(tell=say)
+    kind, access = parse_cluster(cluster), Access(notify=print_line)
     kind.check(access)
     return ClusterRequest(kind, access)
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line for the user to stderr."""
     print(f"elastune: {line}", file=sys.stderr)

@@ -114,10 +114,10 @@ class Jobs(Starter):
             return
         self._closed = True
         ask("scancel", "--state=PENDING", f"--name={self.name}")
-        begun = time.monotonic()
+        started = time.monotonic()
         cancelled = False
         while left := self.look():
-            waited_s = time.monotonic() - begun
+            waited_s = time.monotonic() - started
             if waited_s >= JOBS_CLOSE_LIMIT_S:
                 raise NotStarted(f"jobs {', '.join(left)} are still in the queue: scancel --name={self.name}")
             if waited_s >= END_LIMIT_S and not cancelled:
@@ -244,9 +244,11 @@ class SlurmKind(ClusterKind):
         if self.as_steps:
             if "SLURM_JOB_ID" not in os.environ:
                 raise UserError("agents=steps needs an allocation", "no SLURM_JOB_ID", "run it under salloc or sbatch")
-            if asked := [name for name in JOBS_ONLY if getattr(self, name)]:
+            if for_jobs := [name for name in JOBS_ONLY if getattr(self, name)]:
                 fix = "leave it out, or say agents=jobs to submit jobs from in here"
-                raise UserError("steps have what their allocation has", f"{asked[0]}={getattr(self, asked[0])}", fix)
+                raise UserError(
+                    "steps have what their allocation has", f"{for_jobs[0]}={getattr(self, for_jobs[0])}", fix
+                )
             need("srun", "scontrol")
         else:
             need("sbatch", "squeue", "scancel", "sinfo")
@@ -285,14 +287,14 @@ class SlurmKind(ClusterKind):
             address, self.port if left is None else left.port, secrets.token, tls=secrets.tls,
             starter=lambda where: starter(where, entry),
             size=size, expected=room.most, grows=room.grows, grace_s=room.grace_s,
-            gather_s=access.gather_s if left is not None and room.grows else 0.0, tell=access.tell,
+            gather_s=access.gather_s if left is not None and room.grows else 0.0, notify=access.notify,
             spot=room.spot, out=room.out, own_folders=has_own_folders(self.folder, room),
         )  # fmt: skip
         if left is not None:  # its agents may have no room: their workers are to be taken over first
             return cluster
         how = "steps of this allocation" if self.as_steps else "Slurm jobs"
         logs = folder if self.as_steps or self.folder == "shared" else f"{NODE_LOGS} of the nodes"
-        access.tell(f"waiting for agents with room for {room.workers} workers, {how}; their logs are in {logs}")
+        access.notify(f"waiting for agents with room for {room.workers} workers, {how}; their logs are in {logs}")
         return cluster.gathered(room.workers, access.gather_s)
 
     def examine(self) -> list[ClusterFinding]:
@@ -317,9 +319,9 @@ class SlurmKind(ClusterKind):
             return left
         check_no_controller(left)
         if self.folder == "shared" and can_take_over(left, address, self.port):
-            access.tell(f"jobs {left.name} are told to come here, to {address} instead of {left.address}")
+            access.notify(f"jobs {left.name} are told to come here, to {address} instead of {left.address}")
             return left
-        access.tell(f"jobs {left.name} look for their controller at {left.address}:{left.port}: they are ended")
+        access.notify(f"jobs {left.name} look for their controller at {left.address}:{left.port}: they are ended")
         try:
             Jobs([], JobShape(), folder, left.name).close()
         except NotStarted as error:

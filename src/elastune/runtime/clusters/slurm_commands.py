@@ -227,9 +227,9 @@ ANY_PORT = 9  # nothing is sent there
 def address_towards(host: str) -> str:
     """This machine's own address on its way to ``host``. Raises ``OSError``."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as way:
-        way.connect(address)
-        return str(way.getsockname()[0])
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
 
 
 def address_towards_nodes(partition: str | None) -> str:
@@ -350,11 +350,11 @@ def probe(partition: str | None, folder: Path) -> NodeAnswer:
     return read_answer(output, before, after)
 
 
-def read_answer(said: str, before: float, after: float) -> NodeAnswer:
+def read_answer(text: str, before: float, after: float) -> NodeAnswer:
     """What a node printed between two times of this side's clock. Raises ``NotStarted`` for anything else."""
-    parts = said.strip().split("|")
+    parts = text.strip().split("|")
     if len(parts) != 4 or not re.fullmatch(r"[0-9]{1,12}(\.[0-9]+)?", parts[0]) or parts[1] not in ("True", "False"):
-        raise NotStarted(f"srun: no answer in {said[:80]!r}")
+        raise NotStarted(f"srun: no answer in {text[:80]!r}")
     then = float(parts[0])
     least, most = max(0.0, before - then, then - after), max(abs(after - then), abs(then - before))
     return NodeAnswer(least, most, parts[1] == "True", (parts[2], parts[3]))

@@ -56,7 +56,7 @@ class AgainstPlain:
     apart: float
     problem: str = ""
 
-    def line(self, name: str) -> str:
+    def as_line(self, name: str) -> str:
         """In one line; ``name``: the program's file."""
         if self.problem:
             return f"{name}: not the same as {self.script}: {self.problem}"
@@ -89,7 +89,7 @@ def check_against(
         JobFailed: The program does not train.
 
     Example:
-        >>> check_against(Program(Path("train.py")), Path("plain.py"), {}).line("train.py")
+        >>> check_against(Program(Path("train.py")), Path("plain.py"), {}).as_line("train.py")
         'train.py: the same bits as plain.py over 20 steps'
     """
     if not script.is_file():
@@ -188,10 +188,10 @@ def judge_against(script: str, mine: RunRecord, theirs: RunRecord, outcome: Plai
     other = RunRecord(tuple(b if a.gradient else replace(b, gradient={}, settings={}) for a, b in pairs))
     apart = first_difference(cut, other, most=MOST_APART)
     if outcome.without_step is not None and (apart is None or outcome.without_step <= apart.step):
-        said = f"the script takes no optimizer step after batch {outcome.without_step}"
+        finding = f"the script takes no optimizer step after batch {outcome.without_step}"
         fix = "does it accumulate gradients over batches? Make the batches larger instead (docs/programs.md)"
         return AgainstPlain(
-            script, outcome.without_step - 1, _largest(cut, other, outcome.without_step - 1), f"{said}: {fix}"
+            script, outcome.without_step - 1, _largest(cut, other, outcome.without_step - 1), f"{finding}: {fix}"
         )
     if apart is not None:
         why = _why(apart, cut.steps[apart.step - 1], other.steps[apart.step - 1])
@@ -201,11 +201,11 @@ def judge_against(script: str, mine: RunRecord, theirs: RunRecord, outcome: Plai
 
 
 def _why(apart: StepDifference, mine: StepRecord, theirs: StepRecord) -> str:
-    said = f"{_WORDS[apart.what]} ({apart.detail})"
+    finding = f"{_WORDS[apart.what]} ({apart.detail})"
     if apart.what == "loss" and theirs.loss:
         ratio = mine.loss / theirs.loss
-        return f"{said}: {ratio:.4g} times the script's"
-    return said
+        return f"{finding}: {ratio:.4g} times the script's"
+    return finding
 
 
 def _largest(one: RunRecord, other: RunRecord, count: int) -> float:

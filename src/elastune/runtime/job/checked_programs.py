@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from elastune.core.run import Program
-from elastune.train.program.source import meaning
+from elastune.train.program.source import program_digest
 
 MOST = 1000
 """Programs that are remembered; then the older half is forgotten."""
@@ -32,7 +32,7 @@ def note_check(program: Program, *, passed: bool) -> None:
         OSError: Where nothing can be written. A check is as good without.
     """
     folder = checked_folder()
-    mark = folder / meaning(program)
+    mark = folder / program_digest(program)
     if not passed:
         mark.unlink(missing_ok=True)
         return
@@ -49,7 +49,7 @@ def is_checked(program: Program) -> bool:
         False
     """
     try:
-        return (checked_folder() / meaning(program)).is_file()
+        return (checked_folder() / program_digest(program)).is_file()
     except (OSError, ValueError, SyntaxError, RecursionError):  # whoever runs the file tells what is wrong with it
         return False
 

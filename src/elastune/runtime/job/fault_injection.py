@@ -155,7 +155,7 @@ class Injector:
         """Whether a fault with a point of its own has not happened: one by a rate may not come."""
         return bool(self._planned) or any("@" in name for name in self._spared)
 
-    def hear(self, record: Record) -> None:
+    def observe(self, record: Record) -> None:
         """Reports tell how long an epoch is."""
         if isinstance(record, Reported) and record.epoch:
             self._steps_per_epoch = record.step / record.epoch

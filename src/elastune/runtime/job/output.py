@@ -128,13 +128,13 @@ class CopyPlan:
     remove: list[str]
 
 
-def changes(here: Mapping[str, object], there: Mapping[str, object]) -> CopyPlan:
-    """``here``: the files of the folder and what tells one version from another; ``there``: those that were copied.
+def changes(local: Mapping[str, object], remote: Mapping[str, object]) -> CopyPlan:
+    """``local``: the files of the folder and what tells one version from another; ``remote``: those that were copied.
 
     Nothing is removed there but files of checkpoints, which were dropped here.
     """
-    new = [name for name, mark in here.items() if there.get(name) != mark]
-    dropped = [name for name in there.keys() - here.keys() if _CHECKPOINT.fullmatch(name)]
+    new = [name for name, mark in local.items() if remote.get(name) != mark]
+    dropped = [name for name in remote.keys() - local.keys() if _CHECKPOINT.fullmatch(name)]
     return CopyPlan(order(new), order(dropped)[::-1])
 
 
@@ -145,15 +145,15 @@ def whole(names: Iterable[str]) -> list[str]:
 
 
 class Mirror:
-    """The copy at ``url`` of a folder of this machine. ``tell`` takes a line for the user, from any thread.
+    """The copy at ``url`` of a folder of this machine. ``notify`` takes a line for the user, from any thread.
 
     Raises ``UserError`` where nothing on this machine can go to such a URL.
     """
 
-    def __init__(self, url: str, tell: Callable[[str], None], root: Path = DEFAULT_ROOT) -> None:
+    def __init__(self, url: str, notify: Callable[[str], None], root: Path = DEFAULT_ROOT) -> None:
         import fsspec
 
-        self.url, self._tell = url, tell
+        self.url, self._notify = url, notify
         try:
             self._files, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
@@ -197,7 +197,7 @@ class Mirror:
             except Exception as error:  # noqa: BLE001 - of whatever kind the package behind this URL raises
                 if (why := f"{type(error).__name__}: {error}") != reported:
                     reported = why
-                    self._tell(f"results wait for {self.url}: {why}")
+                    self._notify(f"results wait for {self.url}: {why}")
             pause_s = max(LOOK_S, 10 * (time.monotonic() - began))
 
     def _copy(self) -> None:
@@ -228,15 +228,15 @@ class Mirror:
         under = self._files.find(self._root)
         return [str(PurePosixPath(path).relative_to(PurePosixPath(self._root))) for path in under]
 
-    def _bring(self, there: list[str]) -> None:
+    def _bring(self, names: list[str]) -> None:
         """Have the folder here, unless what is here already has gone further."""
         journal = self.folder / JOURNAL
         if journal.is_file() and journal.read_bytes().startswith(self._files.cat_file(self._at(JOURNAL))):
             return
-        self._tell(f"going on from {self.url}, in {self.folder}")
+        self._notify(f"going on from {self.url}, in {self.folder}")
         coming = self.folder.with_name(f"{self.folder.name}.coming")
         shutil.rmtree(coming, ignore_errors=True)
-        for name in whole(name for name in there if goes(name)):
+        for name in whole(name for name in names if goes(name)):
             (coming / name).parent.mkdir(parents=True, exist_ok=True)
             self._files.get_file(self._at(name), str(coming / name))
         if self.folder.exists():  # the run has gone on elsewhere since
@@ -258,15 +258,15 @@ class Mirror:
 
 
 @contextmanager
-def mirrored(out: str, resume: bool, tell: Callable[[str], None]) -> Iterator[Path]:
+def mirrored(out: str, resume: bool, notify: Callable[[str], None]) -> Iterator[Path]:
     """The folder ``out``; of a URL a folder here, all of which is there, too, when the block ends.
 
-    Raises ``UserError`` where that cannot be; where the block has failed, ``tell`` hears of it.
+    Raises ``UserError`` where that cannot be; where the block has failed, ``notify`` hears of it.
     """
     if not is_url(out):
         yield Path(out)
         return
-    mirror = Mirror(out, tell)
+    mirror = Mirror(out, notify)
     mirror.begin(resume)
     try:
         yield mirror.folder
@@ -274,21 +274,21 @@ def mirrored(out: str, resume: bool, tell: Callable[[str], None]) -> Iterator[Pa
         try:
             mirror.finish()
         except UserError as error:
-            tell(str(error))
+            notify(str(error))
         raise
     mirror.finish()
 
 
 def _files_in(folder: Path) -> dict[str, object]:
-    found: dict[str, object] = {}
+    marks: dict[str, object] = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if goes(name) and path.is_file() and not path.is_symlink():
             try:
-                found[name] = _mark(path)
+                marks[name] = _mark(path)
             except FileNotFoundError:
                 continue  # it was dropped meanwhile
-    return found
+    return marks
 
 
 def _mark(path: Path) -> tuple[int, int, int]:

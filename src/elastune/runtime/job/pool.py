@@ -125,7 +125,7 @@ class Job:
         self.started_s = started_s
         self.pausing = False
         self.given_up = False
-        self._begun = False
+        self._had_members = False
         self._counted, self._idle_s = worker_seconds, 0.0
         self._had, self._since_s = self.wished, since_s
 
@@ -135,7 +135,7 @@ class Job:
         handle = self.watch.handle
         if not isinstance(handle, ElasticHandle):
             return self.wished
-        return len(handle.members) or (len(handle.pids) if self._begun else self.wished)
+        return len(handle.members) or (len(handle.pids) if self._had_members else self.wished)
 
     @property
     def stranded(self) -> bool:
@@ -148,7 +148,7 @@ class Job:
         handle, before = self.watch.handle, self.held
         self.held = self.wished
         if isinstance(handle, ElasticHandle):
-            self._begun = self._begun or bool(handle.members)
+            self._had_members = self._had_members or bool(handle.members)
             self.held = max(self.wished, len(handle.pids), len(handle.members))
         return self.held - before
 
@@ -228,7 +228,7 @@ class Pool:
         for (key, one), handle in zip(left.items(), handles, strict=True):
             if handle is not None:
                 now_s = self._clock.now()
-                started_s = one.run.begun_at - (self._clock.wall() - now_s)
+                started_s = one.run.last_start_at - (self._clock.wall() - now_s)
                 since_s = started_s if one.worker_seconds is None else now_s
                 self._follow(key, handle, one.run.spec, started_s, since_s, one.worker_seconds or 0.0)
                 job = self.jobs[key]
@@ -278,7 +278,7 @@ class Pool:
         self._count()
         events: list[JobEvent] = []
         ends: list[JobEvent] = []
-        for key in self._told():
+        for key in self._ready_jobs():
             job, now_s = self.jobs[key], self._clock.now()
             worker_s = job.worker_seconds(now_s)
             ran_s = job.seconds(now_s)
@@ -298,7 +298,7 @@ class Pool:
             held = {key: self._cluster.held(job.watch.handle) for key, job in self.jobs.items()}
             self._meter.look(self._clock.now(), self._cluster.rooms, held)
 
-    def _told(self) -> list[int]:
+    def _ready_jobs(self) -> list[int]:
         """The jobs that may have something to say. Who may be late is always asked."""
         news = self._cluster.news()
         if news is None or self._late_s() <= 0:

@@ -19,7 +19,7 @@ from elastune.core.run import Config, ExecutionSettings, Mode, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.program.load import FOLDER, written_by_several
-from elastune.train.proof.findings import ShortRun, TrainingFinding, judge
+from elastune.train.proof.findings import ShortRun, TrainingProblem, judge
 from elastune.train.proof.recorder import VARIABLE, Recording
 from elastune.train.proof.records import read_run
 
@@ -46,7 +46,7 @@ class ExactCost:
     plain_s: float
     apart: dict[str, tuple[float, float]]
 
-    def told(self) -> list[str]:
+    def as_lines(self) -> list[str]:
         """In lines."""
         times = f"{self.exact_s * 1e3:.3g} ms a step in {SLOTS} slots, {self.plain_s * 1e3:.3g} ms in one pass"
         lines = [f"exact mode: {times} (x{self.exact_s / self.plain_s:.2f}; medians of {self.steps} steps, one worker)"]
@@ -66,7 +66,7 @@ def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -
         JobFailed: Where it does not train.
 
     Example:
-        >>> exact_cost(Program(Path("train.py")), {}, steps=50).told()
+        >>> exact_cost(Program(Path("train.py")), {}, steps=50).as_lines()
     """
     runs: dict[Mode, list[RunFinished]] = {mode: [] for mode in MODES}
     with LocalCluster(capacity=1) as cluster, tempfile.TemporaryDirectory(prefix="elastune-check-") as place:
@@ -101,14 +101,14 @@ class Checked:
     Attributes:
         steps: The steps that were compared.
         sha256: The weights' hash after them.
-        found: What makes the program train otherwise somewhere.
-        noted: Differences that are no mistakes, such as statistics of BatchNorm.
+        problems: What makes the program train otherwise somewhere.
+        notes: Differences that are no mistakes, such as statistics of BatchNorm.
     """
 
     steps: int
     sha256: str
-    found: tuple[TrainingFinding, ...]
-    noted: tuple[TrainingFinding, ...] = field(default=())
+    problems: tuple[TrainingProblem, ...]
+    notes: tuple[TrainingProblem, ...] = field(default=())
 
 
 def check_program(
@@ -134,8 +134,8 @@ def check_program(
         UserError: For what can be known before a worker starts.
 
     Example:
-        >>> for each in check_program(Program(Path("train.py")), {"lr": 0.1}).found:
-        ...     print(each.line("train.py"))
+        >>> for each in check_program(Program(Path("train.py")), {"lr": 0.1}).problems:
+        ...     print(each.as_line("train.py"))
     """
     with (
         LocalCluster(capacity=WORKERS) as cluster,
@@ -143,11 +143,11 @@ def check_program(
         tempfile.TemporaryDirectory(prefix="elastune-check-") as place,
     ):
         runs = ShortRunsOfProgram(program, config, Path(place), cluster, fresh, steps, seed, slots)
-        found = list(judge(program.path.read_text(), runs))
+        both = list(judge(program.path.read_text(), runs))
         one = runs.slots
-    wrong = tuple(each for each in found if not each.note)
-    noted = tuple(each for each in found if each.note)
-    return Checked(one.steps, one.sha256, wrong, noted) if isinstance(one, ShortRun) else Checked(0, "", wrong)
+    problems = tuple(each for each in both if not each.note)
+    notes = tuple(each for each in both if each.note)
+    return Checked(one.steps, one.sha256, problems, notes) if isinstance(one, ShortRun) else Checked(0, "", problems)
 
 
 class ShortRunsOfProgram:
@@ -253,8 +253,8 @@ class ShortRunsOfProgram:
         resume: bool = False,
         until_epoch: int | None = None,
     ) -> ShortRun:
-        records = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
-        recording = Recording(str(records), self._epoch_steps, apart, quiet, salt)
+        place = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
+        recording = Recording(str(place), self._epoch_steps, apart, quiet, salt)
         execution = ExecutionSettings(workers=workers, num_slots=num_slots or self.num_slots)
         spec = RunSpec(
             self._program,
@@ -266,11 +266,11 @@ class ShortRunsOfProgram:
             until_epoch=until_epoch,
             resume=resume,
         )
-        heard: list[Record] = []
+        records: list[Record] = []
         with environment(VARIABLE, recording.encode()):
-            done = run_job(spec, cluster=cluster or self._cluster, observe=heard.append)
-        reports = [(record.step, record.metrics) for record in heard if isinstance(record, Reported)]
-        return ShortRun(done.sha256, done.steps, read_run(records, reports))
+            done = run_job(spec, cluster=cluster or self._cluster, observe=records.append)
+        reports = [(record.step, record.metrics) for record in records if isinstance(record, Reported)]
+        return ShortRun(done.sha256, done.steps, read_run(place, reports))
 
 
 @contextmanager

@@ -95,10 +95,10 @@ class RunHistory:
     planned: int | None = None
     saved: int = 0
 
-    def settings(self, own: Config) -> Config:
-        """Return the settings that the run has, where ``own`` are the program's."""
+    def settings(self, program_config: Config) -> Config:
+        """Return the settings that the run has, where ``program_config`` are the program's."""
         longer = {name: value for name, value in self.last.config.items() if name in LENGTHS}
-        return {**own, **self.first.config, **longer}
+        return {**program_config, **self.first.config, **longer}
 
 
 def history_in(entries: Sequence[Entry], path: Path) -> RunHistory | None:
@@ -121,7 +121,7 @@ def history_in(entries: Sequence[Entry], path: Path) -> RunHistory | None:
     return RunHistory(started[0], started[-1], planned, saved[-1] if saved else 0)
 
 
-def begun_means(out: Path) -> ExecutionSettings | None:
+def execution_at_start(out: Path) -> ExecutionSettings | None:
     """Return the system parameters that the run in ``out`` was begun with; None where there is no run.
 
     Raises:
@@ -131,7 +131,7 @@ def begun_means(out: Path) -> ExecutionSettings | None:
     return None if history is None else ExecutionSettings.from_json(history.first.execution)
 
 
-def begun_arguments(out: Path) -> tuple[str, ...]:
+def arguments_at_start(out: Path) -> tuple[str, ...]:
     """Return the program's own arguments with which the run or the study in ``out`` was begun; none without one.
 
     Raises:
@@ -171,12 +171,12 @@ def check_resumed(spec: RunSpec) -> str:
         return ""
     config: Config = {}
     dropped = spec.epochs is None and history.last.epochs is not None
-    if dropped or any(dict(spec.config) != begun.config for begun in (history.first, history.last)):
+    if dropped or any(dict(spec.config) != start.config for start in (history.first, history.last)):
         from elastune.train.program.load import load_as_guest  # it brings torch
 
         config = load_as_guest(spec.program, spec.seed).config
-    for found in _differences(history, spec, config):
-        raise found
+    for difference in _differences(history, spec, config):
+        raise difference
     return _schedules(history, spec, config)
 
 
@@ -185,11 +185,11 @@ def _history(out: Path) -> RunHistory | None:
     return history_in(read(path), path) if path.exists() else None
 
 
-def _differences(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[UserError]:
+def _differences(history: RunHistory, spec: RunSpec, program_config: Config) -> Iterator[UserError]:
     """What is wrong with ``spec``, the worst first."""
     first, then, now = history.first, ExecutionSettings.from_json(history.first.execution), spec.execution
     exact = now.mode == "exact"
-    told = [
+    settings = [
         ("mode", "--mode", then.mode, now.mode, True),
         ("seed", "--seed", first.seed, spec.seed, True),
         ("slots", "--slots", then.num_slots, now.num_slots, exact),
@@ -199,7 +199,7 @@ def _differences(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[Us
         ("sync", "--sync", first.sync, str(spec.sync), True),
         ("sync_schedule", "--sync-schedule", first.sync_schedule, str(spec.sync_schedule), True),
     ]
-    for name, option, old, new, shows in told:
+    for name, option, old, new, shows in settings:
         if shows and old != new:
             yield _differs(
                 name, old, new, f"leave out {option}" if old in (None, "") else f"use {option} {shlex.quote(str(old))}"
@@ -214,10 +214,10 @@ def _differences(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[Us
         fix = f"use --workers {then.num_slots}" + (" or fewer" if then.num_slots > 1 else "")
         fix += f", or begin a run with --workers 1:{parts} or --slots {parts}"
         yield UserError(rule, f"{count(then.num_slots, 'slot')}, {count(parts, 'worker')}", fix)
-    yield from _of_config(history, spec, own)
+    yield from _of_config(history, spec, program_config)
     yield from _of_policies(history, spec)
     yield from _of_beginning(first, spec)
-    yield from _of_length(history, spec, own)
+    yield from _of_length(history, spec, program_config)
 
 
 def _differs(name: str, old: object, new: object, fix: str) -> UserError:
@@ -230,21 +230,21 @@ def _short(value: object) -> str:
     return "none" if text == "null" else text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def _of_config(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[UserError]:
-    then, now = history.settings(own), {**own, **spec.config}
+def _of_config(history: RunHistory, spec: RunSpec, program_config: Config) -> Iterator[UserError]:
+    then, now = history.settings(program_config), {**program_config, **spec.config}
     for name in changed_settings(then, now):
-        old, new = (told.get(name, "not set") for told in (then, now))
-        said = {**history.first.config, **history.last.config}
+        old, new = (values.get(name, "not set") for values in (then, now))
+        set_before = {**history.first.config, **history.last.config}
         if name in LENGTHS and name in then and name in now:
             rule = f"a run goes on for at least as many {name} as it was begun for"
             yield UserError(rule, f"{_short(new)}, begun for {_short(old)}", f"use --set {name}={_short(old)} or more")
-        fix = f"use --set {shlex.quote(f'{name}={_short(old)}')}" if name in said else f"leave out --set {name}"
+        fix = f"use --set {shlex.quote(f'{name}={_short(old)}')}" if name in set_before else f"leave out --set {name}"
         yield _differs(f"setting {name}", old, new, fix)
 
 
 def _of_policies(history: RunHistory, spec: RunSpec) -> Iterator[UserError]:
     """Policies may have other options when a run goes on: a fixed one is another chance."""
-    old, new = ([_name(text) for text in told] for told in (_policies(history.first), spec.adapt.policies))
+    old, new = ([_name(text) for text in policies] for policies in (_policies(history.first), spec.adapt.policies))
     if sorted(old) != sorted(new):
         words = " ".join(f"--policy {shlex.quote(text)}" for text in _policies(history.last))
         fix = f"use {words}" if old else "leave out --policy"
@@ -261,20 +261,20 @@ def _name(text: str) -> str:
 
 def _of_beginning(first: RunStarted, spec: RunSpec) -> Iterator[UserError]:
     """The weights that it began with are in its checkpoints, so they need not be named again."""
-    begun = first.start_from
-    asked = None if spec.start_from is None else {**spec.start_from.to_json(), "sha256": ""}
-    if asked is not None and asked != (begun and {**begun, "sha256": ""}):
-        old = begun["source"] if begun else None
-        fix = f"use --start-from {old}" if begun else "leave out --start-from"
+    recorded = first.start_from
+    requested = None if spec.start_from is None else {**spec.start_from.to_json(), "sha256": ""}
+    if requested is not None and requested != (recorded and {**recorded, "sha256": ""}):
+        old = recorded["source"] if recorded else None
+        fix = f"use --start-from {old}" if recorded else "leave out --start-from"
         yield _differs("weights", old, str(spec.start_from and spec.start_from.source), fix)
     if spec.from_dcp is not None and str(spec.from_dcp) != first.from_dcp:
         fix = f"use --from-dcp {first.from_dcp}" if first.from_dcp else "leave out --from-dcp"
         yield _differs("weights", first.from_dcp, str(spec.from_dcp), fix)
 
 
-def _of_length(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[UserError]:
+def _of_length(history: RunHistory, spec: RunSpec, program_config: Config) -> Iterator[UserError]:
     rule, last = "a run goes on for at least as many epochs as it was begun for", history.last.epochs
-    settled = {**own, **spec.config}.get("epochs")
+    settled = {**program_config, **spec.config}.get("epochs")
     if spec.epochs is not None and history.planned is not None and spec.epochs < history.planned:
         fix = f"use --epochs {history.planned} or more, or end it earlier with --max-steps"
         yield UserError(rule, f"{spec.epochs}, begun for {history.planned}", fix)
@@ -285,12 +285,12 @@ def _of_length(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[User
         yield UserError("a run goes on from its newest checkpoint", f"--max-steps {spec.max_steps}", fix)
 
 
-def _schedules(history: RunHistory, spec: RunSpec, own: Config) -> str:
+def _schedules(history: RunHistory, spec: RunSpec, program_config: Config) -> str:
     """What schedules do in a training that is longer than it was begun for. Raises ``UserError`` for what cannot be."""
     before, after = history.planned, spec.epochs
-    then, now = history.settings(own), {**own, **spec.config}
+    then, now = history.settings(program_config), {**program_config, **spec.config}
     passes = [name for name in grown(then, now) if name != "max_steps"]
-    if after is None and history.last.epochs is not None and own:
+    if after is None and history.last.epochs is not None and program_config:
         after = int(number(now, "epochs"))  # which are more: the others are refused
     elif after is None and passes:
         before, after = (int(number(settings, passes[0])) for settings in (then, now))
@@ -362,11 +362,10 @@ def find_surviving_workers(spec: RunSpec) -> SurvivingWorkers | None:
     return surviving
 
 
-def adopted(spec: RunSpec, found: SurvivingWorkers, cluster: Cluster) -> Handle | None:
-    """``spec``'s run, which was ``found``, as it goes on on ``cluster``; None where nobody comes back."""
-    return cluster.adopt(
-        [SurvivingRun(replace(spec, execution=ExecutionSettings.from_json(found.started.execution)), found.kept)]
-    )[0]
+def adopted(spec: RunSpec, survivors: SurvivingWorkers, cluster: Cluster) -> Handle | None:
+    """``spec``'s run, which was ``survivors``, as it goes on on ``cluster``; None where nobody comes back."""
+    execution = ExecutionSettings.from_json(survivors.started.execution)
+    return cluster.adopt([SurvivingRun(replace(spec, execution=execution), survivors.kept)])[0]
 
 
 def _current(out: Path) -> SurvivingWorkers | None:

@@ -130,7 +130,7 @@ def run_job(
         def keep(record: Record) -> None:
             journal.write(record, durable=isinstance(record, (RunFinished, RunFailed)))
             if injector is not None:
-                injector.hear(record)
+                injector.observe(record)
             if observe is not None:
                 observe(record)
 
@@ -481,7 +481,7 @@ def _opening(
     )
     accepted: list[Record] = [replace(changed, step=saved[-1])] if changed is not None and saved else []
     if spec.checked:
-        accepted.append(Proved("checked", "same"))
+        accepted.append(Proved("checked"))
     # An earlier controller may have been frozen while its workers saved checkpoints: its journal lacks these samples.
     return [started, *accepted, *(records_of(files.spans(spec.out, saved[-1])) if saved else [])]
 

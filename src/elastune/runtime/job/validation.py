@@ -44,7 +44,7 @@ def spot_watch(spec: RunSpec, program: LoadedProgram) -> SpotWatch | None:
         return None
     if len(settings) > 1:
         raise UserError("a run has one deadline", f"the policy spot {len(settings)} times", "leave the others out")
-    prices = read_host_prices(Path(settings[0].prices), ON_DEMAND, told=True)
+    prices = read_host_prices(Path(settings[0].prices), ON_DEMAND, any_kind=True)
     return SpotWatch(settings[0].rules(spec.most_workers, CHANGEOVER_S), prices)
 
 
@@ -86,7 +86,7 @@ def _check_strategies(named: PolicyEntry, spec: RunSpec) -> None:
         try:
             check_strategy(SyncPlan.parse(text), spec)
         except UserError as error:
-            rule, value, fix, page = error.told
+            rule, value, fix, page = error.parts
             raise UserError(rule, f"{value}, of the policy {named.name}", fix, page) from None
 
 
@@ -110,7 +110,7 @@ LARGEST_SEED = 2**63 - 1
 ZERO_STAGES = (0, 1, 2, 3)
 
 
-def check_means(spec: RunSpec) -> None:
+def check_execution(spec: RunSpec) -> None:
     """Refuse system parameters that are wrong or contradict each other. Raises ``UserError``."""
     check_values(spec)
     if (impossible := why_impossible(spec)) is not None:
@@ -249,8 +249,11 @@ def _check_copies(execution: ExecutionSettings, most: int) -> None:
         return
     if execution.parts == MechanismName() or execution.parts.foreign:
         why = "its engine decides" if execution.parts.foreign else "every worker holds all of it"
-        rule, told = "copies are of state that elastune divides", f"--copies {execution.copies}, {execution.mechanism}"
-        raise UserError(rule, told, f"leave --copies out: {why}")
+        rule, value = (
+            "copies are of state that elastune divides",
+            f"--copies {execution.copies}, {execution.mechanism}",
+        )
+        raise UserError(rule, value, f"leave --copies out: {why}")
     if not 1 <= execution.copies <= most:
         rule = "each piece of state has from 1 to as many copies as there are workers"
         raise UserError(rule, f"--copies {execution.copies}, {most} workers", "use fewer --copies or more workers")
@@ -264,7 +267,7 @@ def check_run(spec: RunSpec) -> None:
 
     Raises ``UserError``.
     """
-    check_means(spec)
+    check_execution(spec)
     if spec.start_from is not None and not spec.resume:
         check_source(spec.start_from.source)
     program = load_as_guest(spec.program, spec.seed)

@@ -14,7 +14,7 @@ FINISHED = RunFinished(sha256="", workers=1, steps=0, samples=0, seconds=0.0, me
 """The last record of a worker that ends well."""
 
 
-def said(step: int, by: int = 0, **metrics: float) -> Reported:
+def report_of(step: int, by: int = 0, **metrics: float) -> Reported:
     """A record to send, unlike those of other workers."""
     return Reported(epoch=0, step=step, samples=0, seconds=0.0, metrics=metrics, nth=by)
 
@@ -22,7 +22,7 @@ def said(step: int, by: int = 0, **metrics: float) -> Reported:
 def speak(spec: RunSpec, place: Place, client: CoordinatorClient) -> int:
     """Send ``config["count"]`` records, print, end with ``config["code"]``."""
     for step in range(int(str(spec.config.get("count", 1)))):
-        client.report(said(step, place.rank, rank=place.rank, world=place.world, pid=os.getpid()))
+        client.report(report_of(step, place.rank, rank=place.rank, world=place.world, pid=os.getpid()))
     print(f"worker {place.rank} has spoken")
     code = int(str(spec.config.get("code", 0)))
     if code == 0:
@@ -32,7 +32,7 @@ def speak(spec: RunSpec, place: Place, client: CoordinatorClient) -> int:
 
 def fail(spec: RunSpec, _place: Place, client: CoordinatorClient) -> int:
     """Send one record and raise."""
-    client.report(said(0))
+    client.report(report_of(0))
     raise ArithmeticError(f"seed {spec.seed} was unlucky")
 
 
@@ -43,11 +43,11 @@ def leave(_spec: RunSpec, _place: Place, _client: CoordinatorClient) -> int:
 
 def work_until_stopped(spec: RunSpec, place: Place, client: CoordinatorClient) -> int:
     """Say that it runs, wait to be stopped, say so, end with code 3 (or 4 after a minute)."""
-    client.report(said(0, place.rank, rank=place.rank, pid=os.getpid()))
+    client.report(report_of(0, place.rank, rank=place.rank, pid=os.getpid()))
     deadline = time.monotonic() + 60
     while not client.stop_requested():
         if time.monotonic() > deadline:
             return 4
         time.sleep(0.002)
-    client.report(said(1, place.rank, seed=spec.seed))
+    client.report(report_of(1, place.rank, seed=spec.seed))
     return 3

@@ -2,7 +2,7 @@
 
 class TestMine(EngineKit):
     mechanism = Mine()  # of a module that worker processes can import
-    cases = (Means(mechanism="mine", mode="fast"),)
+    cases = (ExecutionSettings(mechanism="mine", mode="fast"),)
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def work(worker: Worker, cases: Sequence[EngineCase]) -> None:
     comms = form_comms(GlooFactory("lo", LIMIT_S), worker.store, "first", worker.rank, cases[0].execution.first_mesh)
     for case in cases:
         train(worker, case, comms)
-        worker.hear()
+        worker.receive()
 
 
 def train(worker: Worker, case: EngineCase, comms: Comms) -> None:
@@ -140,19 +140,19 @@ def train(worker: Worker, case: EngineCase, comms: Comms) -> None:
     first = Trained(case, worker, comms)
     for step in range(EVENT_STEP):
         first.step(step)
-    worker.say("evaluated", first.evaluated())
+    worker.send("evaluated", first.evaluated())
     states = first.states()
     for step in range(EVENT_STEP, STEPS):
         first.step(step)
-    worker.say("trained", first.states()[0], first.norms, first.losses, first.replica.numbers, first.memory)
-    worker.say("states", states)
+    worker.send("trained", first.states()[0], first.norms, first.losses, first.replica.numbers, first.memory)
+    worker.send("states", states)
     again = Trained(case, worker, comms, seed=1)
-    again.load(copy.deepcopy(worker.hear()))  # tensors in a pipe are shared
-    worker.say("loaded", again.states())
+    again.load(copy.deepcopy(worker.receive()))  # tensors in a pipe are shared
+    worker.send("loaded", again.states())
     for step in range(EVENT_STEP, STEPS):
         again.step(step)
-    worker.say("again", again.states()[0])
-    worker.say("own clip", own_clip(case, again))
+    worker.send("again", again.states()[0])
+    worker.send("own clip", own_clip(case, again))
 
 
 def own_clip(case: EngineCase, trained: Trained) -> float | str:
@@ -268,25 +268,25 @@ class EngineKit:
     def _compare(self, them: Processes, execution: ExecutionSettings, wanted: Plain) -> None:
         ranks = range(execution.workers)
         for rank in ranks:
-            self.near(them.hear(rank)[1], wanted.evaluated)
-        results = [them.hear(rank)[1:] for rank in ranks]
+            self.near(them.receive(rank)[1], wanted.evaluated)
+        results = [them.receive(rank)[1:] for rank in ranks]
         for _, norms, losses, numbers, _ in results:
             self.near((norms, losses), (wanted.norms, wanted.losses))
             assert numbers == sum(p.numel() for p in network(self.dtype).parameters() if p.requires_grad)
         self.near(results[0][0], wanted.model)
         self._divided(execution, [row[-1] for row in results])
-        states = [them.hear(rank)[1] for rank in ranks]
+        states = [them.receive(rank)[1] for rank in ranks]
         self.near(states[0], wanted.states)
         for rank in ranks:
-            them.tell(rank, wanted.states)  # the states of plain PyTorch
-        loaded = [them.hear(rank)[1] for rank in ranks]
+            them.send(rank, wanted.states)  # the states of plain PyTorch
+        loaded = [them.receive(rank)[1] for rank in ranks]
         self.near(loaded[0], wanted.states)
-        again = [them.hear(rank)[1] for rank in ranks]
+        again = [them.receive(rank)[1] for rank in ranks]
         self.near(again[0], wanted.model)
         for rank in ranks:
-            (clipped,) = them.hear(rank)[1:]
+            (clipped,) = them.receive(rank)[1:]
             if isinstance(clipped, str):
                 assert "session.clip_grad_norm_" in clipped
             else:
                 self.near(clipped, wanted.last_norm)
-            them.tell(rank, "go on")
+            them.send(rank, "go on")

@@ -47,15 +47,15 @@ class Scene:
         self.needs = Needs("cpu", logs)
         self.workers = [Bootstrap(n, coordinator.address, coordinator.token) for n in range(3)]
         self.news: list[ProcessEvent] = []
-        self.told: list[object] = []
+        self.received: list[object] = []
 
     def until(self, true: Callable[[], bool]) -> None:
         """Poll both until ``true()``."""
         deadline = time.monotonic() + LIMIT_S
         while not true():
-            assert time.monotonic() < deadline, f"not within {LIMIT_S:g} s; so far {self.news}, {self.told}"
+            assert time.monotonic() < deadline, f"not within {LIMIT_S:g} s; so far {self.news}, {self.received}"
             self.news += self.launcher.poll()
-            self.told += self.coordinator.take()
+            self.received += self.coordinator.take()
             time.sleep(0.005)
 
     def ends(self) -> dict[int, ProcessEnded]:
@@ -68,7 +68,7 @@ class Scene:
 
     def reports(self) -> list[tuple[int, int]]:
         """Worker and step of each report, in order."""
-        records = [sent for sent in self.told if isinstance(sent, RecordSent)]
+        records = [sent for sent in self.received if isinstance(sent, RecordSent)]
         return [(sent.worker, sent.record.step) for sent in records if isinstance(sent.record, Reported)]
 
 
@@ -105,9 +105,9 @@ class LauncherKit(ABC):
             assert scene.launcher.free == 2
             assert {worker: end.code for worker, end in scene.ends().items()} == {0: 17, 1: 17}
             assert "worker 0 has spoken" in scene.ends()[0].log
-            scene.until(lambda: sum(isinstance(event, WorkerDisconnected) for event in scene.told) == 2)
+            scene.until(lambda: sum(isinstance(event, WorkerDisconnected) for event in scene.received) == 2)
             assert sorted(scene.reports()) == [(worker, step) for worker in (0, 1) for step in range(3)]
-            assert WorkerDisconnected(1, 17) in scene.told
+            assert WorkerDisconnected(1, 17) in scene.received
 
     def test_there_is_room_for_so_many(self, tmp_path: Path) -> None:
         with self.scene(tmp_path, "speak") as scene:
@@ -138,7 +138,7 @@ class LauncherKit(ABC):
             os.kill(scene.pids()[0], signal.SIGKILL)
             scene.until(lambda: bool(scene.ends()))
             assert scene.ends()[0].code in (-signal.SIGKILL, None)
-            scene.until(lambda: WorkerDisconnected(0, None) in scene.told)
+            scene.until(lambda: WorkerDisconnected(0, None) in scene.received)
 
     def test_closing_leaves_nothing_and_may_be_repeated(self, tmp_path: Path) -> None:
         with self.scene(tmp_path, "work_until_stopped") as scene:

@@ -143,18 +143,18 @@ def work(worker: Worker, case: Case) -> None:
             run.sync.regroup(form_comms(factory, worker.store, "second", worker.rank, case.mesh))
             run.replica.spread()
         run.step(step)
-    worker.say("state", run.state(), run.param_blocks())
-    worker.hear()
+    worker.send("state", run.state(), run.param_blocks())
+    worker.receive()
 
 
 def replace_last(worker: Worker, run: Run) -> None:
     """The last worker loses its state; the others send it the pieces of the plan of ``moves``."""
-    worker.say("layout", {piece: run.replica.read(piece).dtype for piece in run.replica.layout()})
+    worker.send("layout", {piece: run.replica.read(piece).dtype for piece in run.replica.layout()})
     if worker.rank == worker.size - 1:
         run.forget()
     plan: list[Move]
     types: dict[str, torch.dtype]
-    plan, types = worker.hear()
+    plan, types = worker.receive()
     group = run.replica.comms.everyone
     for move in plan:
         if worker.rank == move.source:
@@ -229,7 +229,7 @@ class MechanismKit:
         case = Case(self.mechanism, mesh, event, clips, self.copies)
         with processes(mesh.workers, work, case) as them:
             if event == "replace":
-                results = [them.hear(rank)[1] for rank in range(mesh.workers)]
+                results = [them.receive(rank)[1] for rank in range(mesh.workers)]
                 layout = {rank: tuple(pieces) for rank, pieces in enumerate(results)}
                 types = {piece.name: dtype for pieces in results for piece, dtype in pieces.items()}
                 lost = mesh.workers - 1
@@ -237,9 +237,9 @@ class MechanismKit:
                 plan = moves(remaining, {lost: layout[lost]})
                 assert redundancy(layout) > 1
                 for rank in range(mesh.workers):
-                    them.tell(rank, (plan, types))
-            heard = {rank: them.hear(rank) for rank in range(mesh.workers)}
-            return {rank: state for rank, (_, state, _) in heard.items()}, heard[0][2]
+                    them.send(rank, (plan, types))
+            replies = {rank: them.receive(rank) for rank in range(mesh.workers)}
+            return {rank: state for rank, (_, state, _) in replies.items()}, replies[0][2]
 
     def same(self, actual: tuple[dict[int, State], ParamBlocks], wanted: State) -> None:
         """Assert that all pieces equal those of ``wanted``: to the bit if the mechanism is exact."""

@@ -19,8 +19,7 @@ import pytest
 
 from elastune.adapt.policies.base import Hook, Policy, hooks_of
 from elastune.adapt.policies.collectives import Future, Op, Submission, Value, pack, resolve
-from elastune.adapt.policies.host import Failure, PolicyEntry, PolicyHost, Proposal, begin, from_json, to_json
-from elastune.adapt.policies.host import decide as decide_standing
+from elastune.adapt.policies.host import Failure, PolicyEntry, PolicyHost, Proposal, begin, from_json, run_hook, to_json
 from elastune.adapt.policies.run import Limits, Run
 from elastune.core.decisions import Decision, Signal, Snapshot
 
@@ -92,7 +91,7 @@ class PolicyDriver:
 
     def decide(self, hook: Hook = "after_step", **run: Any) -> Decision:
         """Return what ``hook`` asks for with ``fake_run(**run)``, as far as guards let it through."""
-        self.policy_state, decision = decide_standing(self.named, self.policy_state, hook, fake_run(**run))
+        self.policy_state, decision = run_hook(self.named, self.policy_state, hook, fake_run(**run))
         return decision
 
     def travel_to(self, other: PolicyDriver) -> None:

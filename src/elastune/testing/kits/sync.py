@@ -121,8 +121,8 @@ def work(worker: Worker, make: Make, event: Event) -> None:
             if breaks:
                 assert len(broken) == (worker.rank == 1), "the break came where it was to come"
                 run.sync.regroup(replicated(broken[0] if broken else give(worker, run)))
-        worker.say("result", *run.result())
-        worker.hear()
+        worker.send("result", *run.result())
+        worker.receive()
 
 
 def adopt(worker: Worker, run: Run) -> Group:
@@ -148,7 +148,7 @@ def give(worker: Worker, run: Run) -> Group:
 def trained(make: Make, workers: int, event: Event = "nothing") -> list[Result]:
     """The results by worker, kept for later calls with the same arguments."""
     with processes(workers, work, make, event) as them:
-        return [them.hear(rank)[1:] for rank in range(workers)]
+        return [them.receive(rank)[1:] for rank in range(workers)]
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:

@@ -190,7 +190,7 @@ class Adapter:
         if any(each < 0 for each in total.times):  # a worker compiled in the step before this one
             self._progress.times.leave_out_newest()
             total = replace(total, times=[0.0] * len(total.times))
-        self.routing.hear(total.times)
+        self.routing.observe(total.times)
         if total.unsure > 0:
             at.resync_due, self._unsure = True, False
         self._decisions.count_votes(total.votes, plan.contributors)

@@ -61,15 +61,15 @@ class Decisions:
         self._agreed: list[VoteResult] = []  # in the newest step, or between epochs
         self._snapshot: Snapshot | None = None  # before the decisions, if a decision is not this worker's proposal
         self._disagreements: dict[str, int] = {}  # in a row, by policy
-        self._requested_workers: int | None = None  # on their way
-        self._requested_mesh: str | None = None  # on its way
+        self._requested_workers: int | None = None  # requested, not there yet
+        self._requested_mesh: str | None = None  # requested, not there yet
         self._last_refused: dict[str, Decision] = {}
         self._bounds_reported: list[str] = []  # policies whose requests beyond the bounds were recorded
 
     # -- proposals and votes ------------------------------------------------------------------------------------------
 
     def propose(self, proposal: Proposal) -> None:
-        """Have a proposal voted on, without the parts that are under way already."""
+        """Have a proposal voted on, without the parts that were requested already."""
         decision = proposal.decision
         if decision.workers == self._requested_workers:
             decision = replace(decision, workers=None)
@@ -119,7 +119,7 @@ class Decisions:
             return []
         agreed, self._agreed = [new for result in self._agreed if (new := self._still_new(result, trained))], []
         done: list[Decision] = []
-        self._snapshot = stand() if any(result.own is None for result in agreed) else None
+        self._snapshot = stand() if any(result.own_proposal is None for result in agreed) else None
         for result in agreed:
             if result.decision is None:
                 self._disagreed(result)
@@ -134,11 +134,11 @@ class Decisions:
             done.append(result.decision)
             self._requested_workers = result.decision.workers or self._requested_workers
             self._requested_mesh = result.decision.mesh or self._requested_mesh
-            self._journal(result, "applied", "" if result.own is None else result.own.note)
+            self._journal(result, "applied", "" if result.own_proposal is None else result.own_proposal.note)
         return done
 
     def _still_new(self, result: VoteResult, trained: TrainingState) -> VoteResult | None:
-        """``result`` without the parts that hold already or are on their way; None if nothing else is in it.
+        """``result`` without the parts that hold already or were requested; None if nothing else is in it.
 
         A vote takes a step, and an exchange of policies another one. A policy that asked again meanwhile, because it
         still saw the old state, has asked once.
@@ -160,8 +160,10 @@ class Decisions:
         if not old:
             return result
         rest = replace(decision, **old)
-        proposal = result.own and replace(result.own, decision=replace(result.own.decision, **old))
-        return None if rest.empty else replace(result, decision=rest, own=proposal)
+        proposal = result.own_proposal and replace(
+            result.own_proposal, decision=replace(result.own_proposal.decision, **old)
+        )
+        return None if rest.empty else replace(result, decision=rest, own_proposal=proposal)
 
     def _check(self, decision: Decision, done: Sequence[Decision]) -> None:
         if any(other.contradicts(decision) for other in done):
@@ -173,22 +175,22 @@ class Decisions:
     def _disagreed(self, result: VoteResult) -> None:
         name = result.policy
         if name == PROGRAM:
-            prefix = "" if result.own else f"rank {self._workers.rank} asked for nothing, another did; "
+            prefix = "" if result.own_proposal else f"rank {self._workers.rank} asked for nothing, another did; "
             self._journal(result, "disagreed", f"{prefix}every worker must ask session.change for the same")
             return
         self.differ = True
         self._disagreements[name] = self._disagreements.get(name, 0) + 1
         self._journal(result, "disagreed", "")
-        if result.own is not None:
-            self._host.revert_proposal(name, result.own.before)
+        if result.own_proposal is not None:
+            self._host.revert_proposal(name, result.own_proposal.before)
         if self._disagreements[name] >= MOST_DISAGREEMENTS:
             self._host.switch_off(name)
             detail = f"workers disagreed {MOST_DISAGREEMENTS} times in a row: a policy must not depend on the rank"
             self._journal_failure(name, "vote", self._progress.position.step, detail, off=True)
 
     def _refused(self, result: VoteResult, why: str) -> None:
-        if result.own is not None and result.policy != PROGRAM:
-            self._host.revert_proposal(result.policy, result.own.before)
+        if result.own_proposal is not None and result.policy != PROGRAM:
+            self._host.revert_proposal(result.policy, result.own_proposal.before)
         if result.decision is not None and self._last_refused.get(result.policy) != result.decision:
             self._last_refused[result.policy] = result.decision  # a policy may repeat its request
             self._journal(result, "refused", why)
@@ -202,7 +204,7 @@ class Decisions:
 
         In any other run only rank 0's records are kept, so rank 0 records the proposals of others, too.
         """
-        proposal, step = result.own, self._progress.position.step
+        proposal, step = result.own_proposal, self._progress.position.step
         if proposal is not None and (self._workers.elastic or self._workers.rank == 0):
             self._send(
                 Decided(proposal.policy, step, proposal.decision.to_json(), measured(proposal.cause), outcome, detail)
@@ -224,7 +226,7 @@ class Decisions:
             "disagreements": self._disagreements,
             "asked_workers": self._requested_workers,
             "asked_mesh": self._requested_mesh,
-            "bounds_told": self._bounds_reported,
+            "reported_bounds": self._bounds_reported,
         }
 
     def load(self, state: Mapping[str, Any], *, resumed: bool) -> None:
@@ -233,7 +235,7 @@ class Decisions:
         self._disagreements = {} if resumed else dict(state["disagreements"])
         self._requested_workers = None if resumed else state["asked_workers"]
         self._requested_mesh = None if resumed else state.get("asked_mesh")
-        self._bounds_reported = [] if resumed else list(state["bounds_told"])
+        self._bounds_reported = [] if resumed else list(state["reported_bounds"])
         self._agreed = []
 
 
@@ -263,7 +265,7 @@ class DecisionApplier:
     @property
     def topology(self) -> str:
         """The topology that the run asks for now, as decisions name it."""
-        return str(self._routing.asked)
+        return str(self._routing.requested_topology)
 
     def apply(self, decision: Decision, trained: TrainingState, policy: str = "") -> None:
         """Apply all of ``decision``, which ``policy`` has made.
@@ -337,7 +339,7 @@ class DecisionApplier:
         self._monitoring.load(json.loads(self.remembered["monitors"]))
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The ramps under way, for a joiner or a checkpoint; ``remembered`` travels beside it."""
+        """The running ramps, for a joiner or a checkpoint; ``remembered`` travels beside it."""
         return [asdict(ramp) for ramp in self._ramps]
 
     def load(self, ramps: list[dict[str, Any]]) -> None:
@@ -414,12 +416,12 @@ class VoteResult:
     Attributes:
         policy: The policy that proposed the change; or the program.
         decision: The decision of all workers; None if they decided differently.
-        own: The proposal of this worker, if it had one.
+        own_proposal: The proposal of this worker, if it had one.
     """
 
     policy: str
     decision: Decision | None
-    own: Proposal | None
+    own_proposal: Proposal | None
 
 
 def measured(at: Snapshot) -> Measured:

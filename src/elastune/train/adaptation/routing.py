@@ -64,7 +64,7 @@ class Routing:
         self._unchecked = True  # the present routes
 
     @property
-    def asked(self) -> Topology:
+    def requested_topology(self) -> Topology:
         """The topology that the run asks for."""
         changed = self._progress.topology
         return self._execution.topology if changed is None else Topology.parse(changed)
@@ -77,7 +77,7 @@ class Routing:
             auto: The choice of ``auto``, where links were measured; joiners know only the default.
             measured: The measurement, in words, for the journal.
         """
-        group, wanted = comms.group("data"), self.asked
+        group, wanted = comms.group("data"), self.requested_topology
         self._auto = auto
         why = self._why_not(wanted, comms)
         used = NATIVE if why else auto if wanted.shape == "auto" else wanted
@@ -182,12 +182,12 @@ class Routing:
         if len(set(comms.hosts)) < 2:
             return False
         ours = execution.mechanism == "replicated" and execution.compress is None and comms.everyone.backend == "gloo"
-        return ours and self.asked.shape == "auto"
+        return ours and self.requested_topology.shape == "auto"
 
-    def hear(self, times: Sequence[float]) -> None:
+    def observe(self, times: Sequence[float]) -> None:
         """Note the times of all workers in a step, three numbers for each rank (``WorkerTimes``)."""
         if self.watches:
-            self._watch.hear(times[2::3])
+            self._watch.observe(times[2::3])
 
     def _measure(self, trained: TrainingState) -> None:
         """Measure the links between hosts, if that is due.
@@ -250,7 +250,7 @@ class Routing:
         group = self._workers.comms.group("data")
         laid = [(routes_of(topology, group.size, sums.hosts), topology.chunk_kib) for topology in modelled]
         numel = math.ceil(sums.numel * min(1.0, LONGEST_S / max(modelled.values())))
-        self._workers.say("gathering", self._progress.position.step, numel * ITEM_BYTES, SETTLING)
+        self._workers.set_activity("gathering", self._progress.position.step, numel * ITEM_BYTES, SETTLING)
         rows = self._gather(TRIES, time_routes(group, laid, numel, sums.num_slots))
         return rows[0][2:] if rows else []
 
@@ -261,7 +261,7 @@ class Routing:
         if group.size < 2 or not wanted.routed:
             return ""
         if group.backend != "gloo":
-            return f"{group.backend} has ways of its own"
+            return f"{group.backend} chooses routes itself"
         if comms.mesh.replica > 1:
             return f"in {comms.mesh} a replica lies on several workers"
         return "" if wanted.fits(group.size) else f"{len(wanted.parents)} parents, {group.size} workers"
@@ -283,7 +283,7 @@ class LinkWatch:
         """Begin anew: links were measured, and the next times are the usual ones."""
         self.due, self._times, self._usual_s = False, [], None
 
-    def hear(self, waits_s: Sequence[float]) -> None:
+    def observe(self, waits_s: Sequence[float]) -> None:
         """Note how long each worker waited in a step: the last worker to come has waited for the links alone."""
         known_s = [wait_s for wait_s in waits_s if wait_s > 0]
         if not known_s:

@@ -57,12 +57,12 @@ class Checkpoint:
 
     Attributes:
         position: How far the run is.
-        meaning: What must be equal for another run to go on from it.
+        must_match: The settings that a run must share to go on from it.
         states: The state of every part, by the part's name.
     """
 
     position: Position
-    meaning: dict[str, Any]
+    must_match: dict[str, Any]
     states: States
 
 
@@ -98,7 +98,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     shutil.rmtree(at, ignore_errors=True)
     drop_drafts(folder)
     try:
-        return publish(at, checkpoint.position, checkpoint.meaning, [contribute(at, checkpoint.states)])
+        return publish(at, checkpoint.position, checkpoint.must_match, [contribute(at, checkpoint.states)])
     except NoRoom:
         give_up(at)
         raise
@@ -128,7 +128,7 @@ def load(path: Path, fix: str = DELETE, check: Check | None = None, whole_parts:
         on_demand = from_trees({name: part for name, part in tree["parts"].items() if name in lazy}, store)
         return Checkpoint(
             position=position_of(tree["position"]),
-            meaning=from_tree(tree["meaning"], {}),
+            must_match=from_tree(tree["must_match"], {}),
             states=on_demand
             | from_trees({name: part for name, part in tree["parts"].items() if name not in lazy}, whole_tensors),
         )
@@ -159,7 +159,7 @@ def make_folder(folder: Path) -> None:
 def draft(folder: Path, name: str) -> Path:
     """The folder for the files of an incomplete checkpoint in ``folder``.
 
-    ``name`` is equal on all its writers, and differs from that of any other attempt that may be under way.
+    ``name`` is equal on all its writers, and differs from that of any other attempt at the same time.
     """
     return folder / f"{DRAFT}{name}"
 
@@ -197,7 +197,7 @@ def contribute(
         return Contribution(write(at, file_name(number, count), tensors), trees)
 
 
-def publish(at: Path, position: Position, meaning: dict[str, Any], shares: Sequence[Contribution]) -> Path:
+def publish(at: Path, position: Position, must_match: dict[str, Any], shares: Sequence[Contribution]) -> Path:
     """Make the draft ``at`` the checkpoint of its folder after ``position``, and drop all but the newest two.
 
     ``state.json`` gets the digests of all files and of its own bytes, so that one digest stands for all of the
@@ -206,7 +206,7 @@ def publish(at: Path, position: Position, meaning: dict[str, Any], shares: Seque
     Args:
         at: The folder that ``shares`` were written to, on a disk that all writers share.
         position: How far the run is.
-        meaning: What must be equal for another run to go on from it.
+        must_match: The settings that a run must share to go on from it.
         shares: The contribution of each writer. The first one has the parts that are equal on all.
 
     Returns:
@@ -217,7 +217,7 @@ def publish(at: Path, position: Position, meaning: dict[str, Any], shares: Seque
         UserError: It cannot be written for another reason.
         ValueError: The shares are not a complete state.
     """
-    content = sealed_state(position, meaning, shares)
+    content = sealed_state(position, must_match, shares)
     with writing(at):
         for share in shares:
             if not (at / share.file.name).is_file() or (at / share.file.name).stat().st_size != share.file.size:
@@ -229,7 +229,7 @@ def publish(at: Path, position: Position, meaning: dict[str, Any], shares: Seque
         return complete_draft(at, at.parent, position.step)
 
 
-def sealed_state(position: Position, meaning: dict[str, Any], shares: Sequence[Contribution]) -> bytes:
+def sealed_state(position: Position, must_match: dict[str, Any], shares: Sequence[Contribution]) -> bytes:
     """The content of ``state.json`` for a checkpoint of ``shares``.
 
     Raises ``ValueError`` if they are not a complete state.
@@ -237,7 +237,7 @@ def sealed_state(position: Position, meaning: dict[str, Any], shares: Sequence[C
     tree = {
         "format": FORMAT,
         "position": asdict(position),
-        "meaning": to_tree(meaning, {}, "meaning"),
+        "must_match": to_tree(must_match, {}, "must_match"),
         "parts": {name: joined([s.trees[name] for s in shares if name in s.trees]) for name in shares[0].trees},
         "tensors": merged([share.file.index for share in shares]),
         "files": {share.file.name: share.file.sha256 for share in shares},
@@ -370,8 +370,8 @@ def schedules(folder: Path) -> tuple[Position, list[Any]] | None:
         with suppress(UserError, *_UNREADABLE):
             tree = _tree(path)
             state = from_tree(tree["parts"].get("schedulers", {"dict": []}), {})
-            found = [each["state"] for each in state.get("found", [])]
-            return position_of(tree["position"]), [*state.get("states", []), *found]
+            unregistered = [each["state"] for each in state.get("found", [])]
+            return position_of(tree["position"]), [*state.get("states", []), *unregistered]
     return None
 
 

@@ -35,7 +35,7 @@ class OutFolder:
     identity: tuple[int, int] | None
 
     @classmethod
-    def found(cls, path: Path) -> OutFolder:
+    def at(cls, path: Path) -> OutFolder:
         """The folder at ``path`` as it is now."""
         with suppress(FileNotFoundError):
             return cls(path, _identity(path.stat()))
@@ -43,7 +43,7 @@ class OutFolder:
 
     def check(self) -> None:
         """Raise ``UserError`` if another folder has taken the place of this one."""
-        if self.identity is not None and OutFolder.found(self.path) != self:
+        if self.identity is not None and OutFolder.at(self.path) != self:
             raise self._gone()
 
     def make(self, folder: Path) -> None:
@@ -125,14 +125,14 @@ def claim(home: OutFolder, name: str, who: str) -> bool:
 # --- what a run began with ---
 
 
-def note_beginning(home: OutFolder, begun: Sequence[StartedFrom]) -> None:
+def note_beginning(home: OutFolder, initial_weights: Sequence[StartedFrom]) -> None:
     """Write down what ``session.start_from`` took so far, so that joiners need not read the source.
 
     Raises ``UserError`` if it cannot be written.
     """
     try:
         home.make(home.path)
-        atomic_write(home.path / FILE, json.dumps([asdict(each) for each in begun]).encode())
+        atomic_write(home.path / FILE, json.dumps([asdict(each) for each in initial_weights]).encode())
     except OSError as error:
         raise UserError("a run's folder must be writable", error, "free space, or use another --out") from None
 

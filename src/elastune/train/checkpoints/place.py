@@ -66,7 +66,7 @@ class CheckpointStorage(Protocol):
         ...
 
     def publish(
-        self, at: Path, position: Position, meaning: dict[str, Any], parts: Sequence[Contribution]
+        self, at: Path, position: Position, must_match: dict[str, Any], parts: Sequence[Contribution]
     ) -> Path | None:
         """Make a checkpoint of all ``parts``. One worker calls it.
 
@@ -98,7 +98,7 @@ class SharedStorage:
 
     def __init__(self, out: Path) -> None:
         self._out = out
-        self._home = OutFolder.found(out)
+        self._home = OutFolder.at(out)
 
     def check(self) -> None:
         self._home.check()
@@ -118,9 +118,9 @@ class SharedStorage:
         """Do nothing: the other workers see the file."""
 
     def publish(
-        self, at: Path, position: Position, meaning: dict[str, Any], parts: Sequence[Contribution]
+        self, at: Path, position: Position, must_match: dict[str, Any], parts: Sequence[Contribution]
     ) -> Path | None:
-        path = checkpoints.publish(at, position, meaning, parts)
+        path = checkpoints.publish(at, position, must_match, parts)
         checkpoints.drop_drafts(at.parent)
         return path
 
@@ -185,9 +185,9 @@ class LocalStorage:
             raise NoRoom(full.rule, self._here(full.value), full.fix) from None
 
     def publish(
-        self, at: Path, position: Position, meaning: dict[str, Any], parts: Sequence[Contribution]
+        self, at: Path, position: Position, must_match: dict[str, Any], parts: Sequence[Contribution]
     ) -> Path | None:
-        content = checkpoints.sealed_state(position, meaning, parts)
+        content = checkpoints.sealed_state(position, must_match, parts)
         digest = hashlib.sha256(content).hexdigest()
         with self._naming_host(), checkpoints.writing(at):
             (at / checkpoints.STATE).write_bytes(content)

@@ -68,9 +68,9 @@ class RunFolder:
         self._adapter = adapter
         self._send = send
         self._parts = parts
-        self.data = TrainingDataHistory(spec.data_seen, accepts=spec.accept_changes, tell=self._report_change)
+        self.data = TrainingDataHistory(spec.data_seen, accepts=spec.accept_changes, notify=self._report_change)
         self._storage = storage_of(spec)
-        self._out_folder = OutFolder.found(spec.out)
+        self._out_folder = OutFolder.at(spec.out)
         self._nth = (-1, 0)  # the view of the newest checkpoint, and its number in that view
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -204,8 +204,8 @@ class RunFolder:
 
     def _load(self, trained: TrainingState, path: Path, kept: checkpoints.Checkpoint) -> None:
         accepted = ("config",) if self._spec.accept_changes else ()
-        self._check_meaning(kept, "a run resumes with the {} it was begun with", own=accepted)
-        self.data.load(kept.meaning.get("data"))
+        self._check_match(kept, "a run resumes with the {} it was begun with", may_differ=accepted)
+        self.data.load(kept.must_match.get("data"))
         load_states((*trained.saved_parts, *self._parts), kept.states, str(path))
         self._adapter.load(self._adapter.to_json(), resumed=True)
 
@@ -225,24 +225,24 @@ class RunFolder:
         path = checkpoints.of_step(folder, step)
         fix = "keep a parent's folder as it is until its child has begun"
         kept = checkpoints.load(path, fix, self._faults, whole_parts=False)
-        self._check_meaning(kept, "a child runs with the {} of its parent", own=("config",))
+        self._check_match(kept, "a child runs with the {} of its parent", may_differ=("config",))
         inherit(trained, kept.states, str(path))
-        began = self._progress.state_dict()["begun"]
-        begins_with = {"batch_size": None, "micro_batch": None, "reports": 0, "begun": began}
+        began = self._progress.state_dict()["initial_weights"]
+        begins_with = {"batch_size": None, "micro_batch": None, "reports": 0, "initial_weights": began}
         load_states([self._progress], {Progress.name: {**kept.states[Progress.name], **begins_with}}, str(path))
 
-    def _check_meaning(self, kept: checkpoints.Checkpoint, rule: str, own: tuple[str, ...] = ()) -> None:
-        """Refuse a checkpoint of a run with another meaning; names in ``own`` may differ."""
-        wanted = self._meaning()
-        other = [name for name in wanted if not _goes_on(name, kept.meaning.get(name), wanted[name])]
-        other = [name for name in other if name not in own]
+    def _check_match(self, kept: checkpoints.Checkpoint, rule: str, may_differ: tuple[str, ...] = ()) -> None:
+        """Refuse a checkpoint of a run with other hyperparameters; names in ``may_differ`` may differ."""
+        wanted = self._must_match()
+        other = [name for name in wanted if not _goes_on(name, kept.must_match.get(name), wanted[name])]
+        other = [name for name in other if name not in may_differ]
         if other:
-            kept_values = [kept.meaning.get(name) for name in other]
+            kept_values = [kept.must_match.get(name) for name in other]
             raise UserError(rule.format(", ".join(other)), [wanted[name] for name in other], f"use {kept_values}")
 
     def _described(self) -> dict[str, Any]:
         """The description of the run that its checkpoints hold."""
-        return {**self._meaning(), "data": self.data.kept(self._progress.position.epoch)}
+        return {**self._must_match(), "data": self.data.kept(self._progress.position.epoch)}
 
     def _report_change(self, what: str) -> None:
         """Report that a difference of the data was accepted; rank 0 does, as one record is enough."""
@@ -250,7 +250,7 @@ class RunFolder:
             at = self._progress.position
             self._send(ChangesAccepted([what], at.step, at.epoch))
 
-    def _meaning(self) -> dict[str, Any]:
+    def _must_match(self) -> dict[str, Any]:
         spec, execution = self._spec, self._spec.execution
         slots = {"num_slots": execution.num_slots} if execution.mode == "exact" else {}
         of_program = {
@@ -282,7 +282,8 @@ def inherit(trained: TrainingState, state: Mapping[str, Any], source: str) -> No
     Population-based training does this with a member that does badly (Jaderberg et al. 2017, section 3: *exploit*
     copies weights, *explore* changes hyperparameters). Parameters, buffers and the optimizer's state of each parameter
     are the other run's. Learning rates, momentum and other options of parameter groups stay as this run's program built
-    them. Its schedulers are stepped as often as the other run's were, so that the rate follows this run's own schedule.
+    them. Its schedulers are stepped as often as the other run's were, so that the rate follows this run's own schedule;
+    those that the program did not give to ``session.prepare`` once they are found.
 
     Raises:
         UserError: Shapes, the kind of the optimizer or the number of schedulers differ.
@@ -297,7 +298,10 @@ def inherit(trained: TrainingState, state: Mapping[str, Any], source: str) -> No
         for p in group["params"]:
             _fit_options(group, optimizer.state.get(p), p)
     trained.flags.set(state["built"].get("frozen", ()))
-    _move(trained, state)
+    _move(trained.given_schedulers, state["schedulers"]["states"], state["built"]["kinds"][1:], trained, state)
+    if found := state["schedulers"]["found"]:
+        states, kinds = [each["state"] for each in found], [each["kind"] for each in found]
+        trained.found_schedulers.wait_with(kinds, lambda those: _move(those, states, kinds, trained, state))
 
 
 def take_over(trained: TrainingState, taken: Mapping[str, Mapping[str, Any]], source: str) -> None:
@@ -328,8 +332,8 @@ def _check(trained: TrainingState, state: Mapping[str, Any], source: str) -> Non
     others = [len(group["params"]) for group in state["optimizer"]["param_groups"]]
     if sizes != others:
         raise UserError(rule, f"parameter groups of {sizes}, in {source}: {others}", "keep parameter groups fixed")
-    if len(trained.schedulers) != len(state["schedulers"]["states"]):
-        counts = f"{len(trained.schedulers)} schedulers, in {source}: {len(state['schedulers'])}"
+    if len(trained.given_schedulers) != len(state["schedulers"]["states"]):
+        counts = f"{len(trained.given_schedulers)} schedulers, in {source}: {len(state['schedulers']['states'])}"
         raise UserError(rule, counts, "prepare as many of them, constant ones too")
 
 
@@ -348,23 +352,29 @@ def _fit_options(group: Mapping[str, Any], kept: dict[str, Any] | None, paramete
             kept[name] = torch.zeros_like(parameter)
 
 
-def _move(trained: TrainingState, state: Mapping[str, Any]) -> None:
-    """Step the schedulers to where the other run's are.
+def _move(
+    schedulers: Sequence[Any],
+    others: Sequence[Mapping[str, Any]],
+    kinds: Sequence[str],
+    trained: TrainingState,
+    state: Mapping[str, Any],
+) -> None:
+    """Step ``schedulers`` to where the ``others`` of ``kinds``, the other run's, are.
 
     If there are several, one may step with every batch and another with every epoch: they are stepped in turn, evenly.
     """
     turns: list[tuple[float, int]] = []
-    for i, (scheduler, other) in enumerate(zip(trained.schedulers, state["schedulers"]["states"], strict=True)):
+    for i, (scheduler, other, kind) in enumerate(zip(schedulers, others, kinds, strict=False)):
         steps = _steps(other)
         if isinstance(scheduler, ReduceLROnPlateau):
             _wait_alike(scheduler, other, steps)
-            turns += [(math.inf, i)] * _reductions(state, i)
+            turns += [(math.inf, i)] * _reductions(state, other, kind)
         else:
             turns += [((step + 1) / steps, i) for step in range(steps)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # "before optimizer.step()": the other run has done those steps
         for _, i in sorted(turns):
-            scheduler = trained.schedulers[i]
+            scheduler = schedulers[i]
             try:
                 if isinstance(scheduler, ReduceLROnPlateau):
                     scheduler._reduce_lr(scheduler.last_epoch)
@@ -373,7 +383,7 @@ def _move(trained: TrainingState, state: Mapping[str, Any]) -> None:
             except ValueError as error:  # such as OneCycleLR beyond its last step
                 rule = "a child's schedule reaches as far as its parent has come"
                 raise UserError(rule, f"{type(scheduler).__name__}: {error}", "make the schedule longer") from None
-    for scheduler in trained.schedulers:
+    for scheduler in schedulers:
         if isinstance(scheduler, ReduceLROnPlateau):
             scheduler.load_state_dict({"_last_lr": learning_rates(trained.optimizer)})
 
@@ -393,10 +403,9 @@ def _wait_alike(scheduler: ReduceLROnPlateau, other: Mapping[str, Any], steps: i
     scheduler.load_state_dict({**seen, "last_epoch": steps})
 
 
-def _reductions(state: Mapping[str, Any], i: int) -> int:
-    """How often plateau scheduler ``i`` of the other run has reduced its rates; torch does not count it."""
-    other = state["schedulers"]["states"][i]
-    if state["built"]["kinds"][1 + i] != ReduceLROnPlateau.__name__:
+def _reductions(state: Mapping[str, Any], other: Mapping[str, Any], kind: str) -> int:
+    """How often the plateau scheduler ``other`` of the other run has reduced its rates; torch does not count it."""
+    if kind != ReduceLROnPlateau.__name__:
         return 0
     for built, group in zip(state["built"]["rates"], state["optimizer"]["param_groups"], strict=True):
         if built > 0 and group["lr"] > 0:

@@ -32,6 +32,8 @@ from elastune.train.checkpoints.tree import Part, Tensors, from_trees, load_stat
 from elastune.train.collectives import NamedCollectives
 from elastune.train.data.fingerprint import TrainingDataHistory
 from elastune.train.progress import Progress
+from elastune.train.proof.first_step import FirstStep
+from elastune.train.proof.recorder import Recorder
 from elastune.train.rng import seed_everything
 from elastune.train.training_state import TrainingState, described
 
@@ -39,7 +41,7 @@ MOST_NAMED = 8  # lost tensors that a record names
 
 
 class OpenStep(Protocol):
-    """The step under way, as a run's state uses it (``train.step.StepTransaction``)."""
+    """The current step, as a run's state uses it (``train.step.StepTransaction``)."""
 
     unrepeatable: bool
 
@@ -70,10 +72,14 @@ class RunState:
         config: The settings of the program.
         workers: The group of this worker.
         progress: How far the run is.
-        transaction: The step under way.
+        transaction: The current step.
         adapter: Monitors and policies.
         send: Takes records for the journal.
         parts: Further parts of the state.
+
+    Attributes:
+        recorder: Records the steps, for a check; None: they are not recorded.
+        first_step: Proves the first step of a run; None: it is not asked for, or done.
     """
 
     def __init__(
@@ -96,6 +102,8 @@ class RunState:
         self._snapshot: Packed | None = None
         self._reported_division: tuple[LayersDivided | StagesDivided, ...] = ()
         self._evaluations = 0  # evaluations that began since the newest step; the program may leave one early
+        self.recorder: Recorder | None = None
+        self.first_step: FirstStep | None = None
         self.trained: TrainingState | None = None
         self.collectives: NamedCollectives | None = None
         self.scale: Callable[[], float] | None = None  # of the program's loss
@@ -176,7 +184,7 @@ class RunState:
 
     def _report_division(self) -> None:
         """Record how the model is divided, if that is new."""
-        division = () if self._owned is None else self._owned.division.told(self.workers.comms.mesh)
+        division = () if self._owned is None else self._owned.division.division_records(self.workers.comms.mesh)
         for record in division if self.workers.rank == 0 else ():
             if record not in self._reported_division:
                 self._send(record)
@@ -208,7 +216,7 @@ class RunState:
             self.workers.lose(error)
         self.workers.recover(error)
 
-    def tell_lost(self, error: Unrecoverable) -> None:
+    def record_lost_state(self, error: Unrecoverable) -> None:
         if self.workers.rank == 0:
             names = sorted({piece.name for piece in error.pieces})
             self._send(StateLost(self.step, names[:MOST_NAMED]))

@@ -50,10 +50,10 @@ class TrainingDataHistory:
         tell: Called with a text for each accepted difference.
     """
 
-    def __init__(self, expected: dict[str, Any] | None, *, accepts: bool, tell: Callable[[str], None]) -> None:
+    def __init__(self, expected: dict[str, Any] | None, *, accepts: bool, notify: Callable[[str], None]) -> None:
         self._expected = [] if expected is None else [DataContext(**expected)]
         self._accepts = accepts
-        self._tell = tell
+        self._notify = notify
         self._newest: Any = None
         self._looked: tuple[Any, int] | None = None  # the newest data set that was looked at, and its epoch
         self._contexts: list[DataContext] = []  # all different ones
@@ -80,7 +80,7 @@ class TrainingDataHistory:
         if text and not self._accepts:
             raise UserError(OTHER_DATA, text, "restore them, or add --accept-changes to go on with these")
         if text:
-            self._tell(text)
+            self._notify(text)
 
     def kept(self, epoch: int) -> list[dict[str, Any]]:
         """The contexts of the data for a checkpoint, as JSON values."""

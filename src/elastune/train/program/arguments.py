@@ -147,12 +147,12 @@ class ProgramArguments:
             raise UserError(rule, ", ".join(unknown), f"known: {', '.join(sorted(known))}")
 
     def _take(self, parser: ArgumentParser, result: Namespace) -> None:
-        own = dict(vars(result))
+        values = dict(vars(result))
         for name, value in self._settings.items():
-            if name in own and (not _is_plain(own[name]) or _as_setting(own[name]) != value):
+            if name in values and (not _is_plain(values[name]) or _as_setting(values[name]) != value):
                 setattr(result, name, _converted(parser, name, value))
         if not self._trains:
-            self._parsed.append(_Parsed(parser, own))
+            self._parsed.append(_Parsed(parser, values))
         self.config.update({name: _as_setting(value) for name, value in vars(result).items() if _is_plain(value)})
 
 
@@ -208,8 +208,8 @@ def _lines_of_parser(function: ast.FunctionDef) -> list[ast.stmt]:
         if isinstance(each, ast.Import | ast.ImportFrom) or known & _names(each):
             made.append(each)
             known |= _names(each, ast.Store)
-    given = function.args
-    parameters = {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+    signature = function.args
+    parameters = {each.arg for each in (*signature.posonlyargs, *signature.args, *signature.kwonlyargs)}
     if parameters & {name for each in (*made, call) for name in _names(each)}:
         return []
     return [*made, ast.copy_location(ast.Expr(call), call)]

@@ -26,7 +26,7 @@ _FRAME = re.compile(r'^  File "(.+)", line ([0-9]+)', re.MULTILINE)
 def cause_of(error: BaseException, program: str = "") -> str:
     """``error`` in one line: its type, its text, and its place.
 
-    The place is the newest line of the file ``program`` on the way, if there is one, as code below is not the user's.
+    The place is the newest line of the file ``program`` in the traceback, if any: code below is not the user's.
     """
     text = text_of(error)
     handed_on = _HANDED_ON.search(text)

@@ -43,8 +43,8 @@ def launchers_refused() -> Iterator[None]:
     if hasattr(dist, "distributed_c10d"):
         places.append((dist.distributed_c10d, *places[0][1:]))
     kept = [(home, name, getattr(home, name)) for home, name, _, _ in places]
-    for (home, name, said, fix), (_, _, call) in zip(places, kept, strict=True):
-        setattr(home, name, _refusing(call, said, fix))
+    for (home, name, rule, fix), (_, _, call) in zip(places, kept, strict=True):
+        setattr(home, name, _refusing(call, rule, fix))
     try:
         yield
     finally:
@@ -52,13 +52,13 @@ def launchers_refused() -> Iterator[None]:
             setattr(home, name, call)
 
 
-def _refusing(call: Callable[..., Any], said: str, fix: str) -> Callable[..., Any]:
+def _refusing(call: Callable[..., Any], broken_rule: str, fix: str) -> Callable[..., Any]:
     @wraps(call)
     def refuse(*args: Any, **options: Any) -> Any:
         line = line_of_user(sys._getframe(1).f_code.co_filename, sys._getframe(1).f_lineno)
         if line:
             rule = "elastune starts the workers and sums their gradients, so a program must do neither"
-            raise UserError(rule, f"{said} at {line}", fix)
+            raise UserError(rule, f"{broken_rule} at {line}", fix)
         return call(*args, **options)
 
     return refuse

@@ -478,7 +478,7 @@ def watched(train: Callable[[Any], None], program: Path, folder: Path) -> Callab
         import torch  # a controller need not have torch to load a program
 
         watch, save = _Watch(program), cast(Any, torch.save)
-        sys.addaudithook(watch.hear)
+        sys.addaudithook(watch.on_event)
 
         def save_noted(value: Any, file: Any, *more: Any, **options: Any) -> None:  # torch writes without Python's open
             watch.note(file)
@@ -513,7 +513,7 @@ class _Watch:
         self.watches = True
         self._program = str(program)
 
-    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         """An audit hook. Python cannot remove audit hooks, so ``watches`` switches it off."""
         if self.watches and event == "open" and _writes(arguments[1], arguments[2]):
             self.note(arguments[0])

@@ -11,6 +11,7 @@ import linecache
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 
 from elastune.core.errors import UserError
 from elastune.core.formatting import cut
@@ -40,13 +41,14 @@ class LoopFinding:
     fix: str
 
 
-def refuse_counted_slots(file: str, line: int) -> None:
+def refuse_counted_slots(caller: FrameType) -> None:
     """Raise ``UserError`` for a batch loop that acts by a count of slots.
 
-    Args:
-        file: The program's file; one that cannot be read is not judged.
-        line: The line of the call of ``session.batches``.
+    ``caller``: where the program calls ``session.batches``. Files that cannot be read, and adapters, are not judged.
     """
+    file, line = caller.f_code.co_filename, caller.f_lineno
+    if caller.f_globals.get("__name__", "").startswith(f"{__package__.partition('.')[0]}."):
+        return
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
@@ -165,7 +167,7 @@ class _BatchLoop:
         for node in ast.walk(self._function):
             if isinstance(node, (ast.If, ast.While)) and _decides(node.test, counters):
                 acts = set(_acts([*node.body, *node.orelse]))
-                if isinstance(node, ast.While) and node is not self._loop:
+                if isinstance(node, ast.While):  # the batch loop itself is a for
                     acts.add("while")
                 if acts:
                     yield self._found(node.test, ACCUMULATE if acts & _UPDATES else COUNT)
@@ -215,8 +217,8 @@ def _incremented(node: ast.AST) -> str:
         return node.target.id if isinstance(node.target, ast.Name) and _is_whole(node.value) else ""
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.targets[0], ast.Name):
         name, sides = node.targets[0].id, (node.value.left, node.value.right)
-        own = any(isinstance(side, ast.Name) and side.id == name for side in sides)
-        return name if own and any(map(_is_whole, sides)) else ""
+        adds_to_itself = any(isinstance(side, ast.Name) and side.id == name for side in sides)
+        return name if adds_to_itself and any(map(_is_whole, sides)) else ""
     return ""
 
 

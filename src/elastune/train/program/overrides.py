@@ -15,15 +15,15 @@ KINDS = {"bool": "true or false", "number": "a number", "list": "a list", "text"
 MOST_SHOWN = 8  # choices in an error text
 
 
-def override(own: Config, changes: Config, space: Space | None = None) -> Config:
-    """Return a program's ``own`` config with a user's ``changes``.
+def override(config: Config, changes: Config, space: Space | None = None) -> Config:
+    """Return a program's ``config`` config with a user's ``changes``.
 
     A change must be of the same kind as the program's value: a number, a truth or a list. A text may become anything,
     and any value may become null. A text must be one of the choices of ``space``, if any, or the program's own value.
     A value that the space returns itself is allowed whatever its kind.
 
     Args:
-        own: The program's config.
+        config: The program's config.
         changes: Settings by their names; ``optim.lr`` is ``lr`` of the nested config ``optim``.
         space: The program's search space.
 
@@ -34,11 +34,11 @@ def override(own: Config, changes: Config, space: Space | None = None) -> Config
         >>> override({"lr": 0.1}, {"lr": 0.2})
         {'lr': 0.2}
     """
-    merged = merge(own, changes)
-    doubtful = {name: value for name, value in changes.items() if own and _doubtful(setting_of(own, name), value)}
+    merged = merge(config, changes)
+    doubtful = {name: value for name, value in changes.items() if config and _doubtful(setting_of(config, name), value)}
     samples = _samples(space) if doubtful and space is not None else []
     for name, value in doubtful.items():
-        default, choices = setting_of(own, name), _choices(samples, name)
+        default, choices = setting_of(config, name), _choices(samples, name)
         if any(_alike(value, allowed) for allowed in [*choices, *_returned(samples, name)]):
             continue
         if isinstance(value, str) and any(isinstance(choice, str) for choice in choices):

@@ -92,21 +92,21 @@ def differences(before: ProgramSource, program: Program) -> list[str]:
     return _changed_files(before, now) if before and now else []
 
 
-def check_unedited(program: Program, begun: ProgramSource) -> None:
+def check_unedited(program: Program, recorded: ProgramSource) -> None:
     """Refuse to train beside workers that have loaded another version of the program.
 
     Args:
         program: The program as this worker has just loaded it.
-        begun: The source that the run was begun with; empty: unknown.
+        recorded: The source that the run was begun with; empty: unknown.
 
     Raises:
         UserError: The sources differ; it names the file and the line.
     """
-    if not begun:
+    if not recorded:
         return
-    _, *modules = begun
+    _, *modules = recorded
     now = _read(program, modules)
-    changes = _changed_files({file: parts for file, parts in begun.items() if file in now}, now)
+    changes = _changed_files({file: parts for file, parts in recorded.items() if file in now}, now)
     if changes:
         fix = "undo the edit; or stop the run, and go on with --resume --accept-changes"
         raise UserError(EDITED, "; ".join(changes), fix)
@@ -287,7 +287,7 @@ def _parts(statements: list[ast.stmt]) -> dict[str, _Part]:
 # --- the statements that decide what is trained ---
 
 
-def meaning(program: Program) -> str:
+def program_digest(program: Program) -> str:
     """SHA-256 of the training function (and ``surrogate``) and of what they use of the file, independent of its layout.
 
     Two programs that agree in it train alike. Names are followed to functions, classes, constants and imports; code at

@@ -52,9 +52,9 @@ def first_difference(one: RunRecord, other: RunRecord, *, most: float = 0.0) -> 
         most: The relative difference that counts as none; 0: all bits must be equal.
     """
     for mine, theirs in zip(one.steps, other.steps, strict=False):
-        found = _step_difference(mine, theirs, most)
-        if found is not None:
-            return found
+        difference = _step_difference(mine, theirs, most)
+        if difference is not None:
+            return difference
     if len(one.steps) != len(other.steps):
         short = min(len(one.steps), len(other.steps))
         return StepDifference(short + 1, "steps", f"{len(one.steps)} steps, and {len(other.steps)}")
@@ -96,15 +96,15 @@ def changed_variables(one: RunRecord, other: RunRecord, *, kinds: tuple[type, ..
         other: A run that should have the same values after the same steps.
         kinds: Only values of these types; empty: all that were recorded.
     """
-    found: dict[str, tuple[str, str]] = {}
+    changes: dict[str, tuple[str, str]] = {}
     theirs = {step.step: step.variables for step in other.steps}
     for step in one.steps:
         values = theirs.get(step.step, {})
         for name in step.variables.keys() & values.keys():
             mine, its = step.variables[name], values[name]
             if mine != its and (not kinds or type(mine) in kinds):
-                found.setdefault(name, (str(mine), str(its)))
-    return dict(sorted(found.items()))
+                changes.setdefault(name, (str(mine), str(its)))
+    return dict(sorted(changes.items()))
 
 
 def distance(one: Leaves, other: Leaves) -> float:

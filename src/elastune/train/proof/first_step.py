@@ -42,7 +42,7 @@ class FirstPasses:
     """What a worker's fork has seen.
 
     Attributes:
-        found: "mean", "sum", another cause of ``compare.SlotsExplained``, or "unknown".
+        loss: "mean", "sum", another cause of ``compare.SlotsExplained``, or "unknown".
         ratio: The gradient of all samples over the mean of the halves' gradients.
         lines: The lines that reduce to the loss.
         content: A checksum of the samples.
@@ -50,7 +50,7 @@ class FirstPasses:
         seconds: How long it took.
     """
 
-    found: str = UNKNOWN
+    loss: str = UNKNOWN
     ratio: float = 1.0
     lines: tuple[int, ...] = ()
     content: int = 0
@@ -175,7 +175,7 @@ class FirstStep:
         """
         name = self._program.name
         for each in seen:
-            if each.found == SUM_LOSS:
+            if each.loss == SUM_LOSS:
                 at = f"{name}:{','.join(map(str, each.lines))}" if each.lines else name
                 value = f"{at}: twice the samples have {each.ratio:.3g} times the gradient, as a sum has"
                 fix = f"say session.backward(loss, reduction='sum'), give the mean, or use --slots 1; {UNCHECKED}"
@@ -185,7 +185,7 @@ class FirstStep:
             value = f"{name}: the first {MOST_SAMPLES} samples or fewer have other gradients on other workers"
             fix = f"let loss, model and seeds depend on neither session.rank nor session.size; {UNCHECKED}"
             raise UserError("the same samples have the same gradient on all workers", value, fix)
-        return seen[0].found
+        return seen[0].loss
 
 
 def _explained(passes: Sequence[PassRecord], seconds: float) -> FirstPasses:
@@ -195,9 +195,9 @@ def _explained(passes: Sequence[PassRecord], seconds: float) -> FirstPasses:
         return FirstPasses(content=both.content, seconds=seconds)
     cut = StepRecord(1, 0, tuple(halves), {}, _mean([each.gradient or {} for each in halves]), {})
     explained = explain_slots(StepRecord(1, 0, (both,), {}, both.gradient, {}), cut)
-    found = MEAN_LOSS if explained.cause == "same" else explained.cause
+    loss = MEAN_LOSS if explained.cause == "same" else explained.cause
     digest = ",".join(leaf.digest for leaf in both.gradient.values())
-    return FirstPasses(found, explained.ratio, explained.lines, both.content, digest, seconds)
+    return FirstPasses(loss, explained.ratio, explained.lines, both.content, digest, seconds)
 
 
 def _mean(gradients: Sequence[Leaves]) -> dict[str, Leaf]:

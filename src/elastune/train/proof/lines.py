@@ -48,8 +48,8 @@ def _stored(statement: ast.Assign) -> set[str]:
 
 
 def _calls(text: str) -> Iterator[ast.Call]:
-    found = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
-    return iter(sorted(found, key=lambda call: call.lineno))
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    return iter(sorted(calls, key=lambda call: call.lineno))
 
 
 def _last(call: ast.Call) -> str:

@@ -158,14 +158,15 @@ class Recorder:
             file.write(f"{encode(record)}\n")
 
     def begins(self, optimizer: torch.optim.Optimizer, module: nn.Module, rank: int) -> None:
-        """The model is prepared, and training begins on worker ``rank``."""
+        """A pass over the data begins on worker ``rank``; before the first one the parameters are written."""
         self._rank = rank
-        if not self._recording.beginning or rank:
+        file = Path(self._recording.folder) / BEGINNING
+        if not self._recording.beginning or rank or file.exists():
             return
         names = {id(p): name for name, p in module.named_parameters()}
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         kept = {f"{i:06}.{names.get(id(p), '')}": p.detach().cpu().clone() for i, p in enumerate(trained)}
-        save_file({name: p.contiguous() for name, p in kept.items()}, Path(self._recording.folder) / BEGINNING)
+        save_file({name: p.contiguous() for name, p in kept.items()}, file)
 
 
 class ShortEpoch:
@@ -244,7 +245,7 @@ def line_in(program: str) -> int:
 
 def variables_in(program: str) -> dict[str, Any]:
     """The plain local variables of the functions of ``program`` that this thread is in: numbers, texts, short lists."""
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -252,9 +253,9 @@ def variables_in(program: str) -> dict[str, Any]:
             held = list(frame.f_locals.items())[:MOST_VARIABLES]
             plain = {name: _plain(value) for name, value in held}
             plain |= {f"{name}{SCHEDULE}": each.last_epoch for name, each in held if isinstance(each, SCHEDULERS)}
-            found |= {f"{code.co_name}.{name}": value for name, value in plain.items() if value is not None}
+            variables |= {f"{code.co_name}.{name}": value for name, value in plain.items() if value is not None}
         frame = frame.f_back  # type: ignore[assignment]
-    return found
+    return variables
 
 
 def _plain(value: Any) -> Any:
@@ -270,16 +271,16 @@ def _plain(value: Any) -> Any:
 
 def parts_of(loss: torch.Tensor, program: str) -> tuple[LossPart, ...]:
     """Where the program reduced to ``loss``: sums and means in its graph, the nearest first; else its last line."""
-    found: list[LossPart] = []
+    parts: list[LossPart] = []
     last = 0
     for node in _nodes(loss):
         line, kind = _line_of(node, program), _kind_of(node)
         last = last or line
         if kind is not None and line:
-            found.append(LossPart(kind, line))
-        if len(found) == MOST_PARTS:
+            parts.append(LossPart(kind, line))
+        if len(parts) == MOST_PARTS:
             break
-    return tuple(found) or ((LossPart(OTHER, last),) if last else ())
+    return tuple(parts) or ((LossPart(OTHER, last),) if last else ())
 
 
 def casts(loss: torch.Tensor) -> bool:
@@ -308,5 +309,5 @@ def _kind_of(node: Any) -> str | None:
 
 
 def _line_of(node: Any, program: str) -> int:
-    frames = [found for frame in node.metadata.get("traceback_", ()) for found in _FRAME.findall(frame)]
+    frames = [place for frame in node.metadata.get("traceback_", ()) for place in _FRAME.findall(frame)]
     return next((int(line) for path, line in reversed(frames) if path == program), 0)

@@ -58,7 +58,7 @@ from elastune.tuning.cluster_plan.probes import MachineProbes, NodeLink, beside_
 from elastune.tuning.search.samplers import check_sampler, generation_size, generational
 from elastune.tuning.study.api import Train, program_of, resolve_cluster
 
-NoiseFrom = Literal["told", "measured", "unknown"]
+NoiseFrom = Literal["given", "measured", "unknown"]
 LARGER = 16  # the largest batch that plans consider, over the program's own
 MOST_SHOWN = 100
 MOST_COPIES = 8
@@ -332,6 +332,7 @@ def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
         journals_in(folder)
     loaded = load_as_guest(request.program, request.seed)
     override(loaded.config, request.config, loaded.space)
+    loaded.check(request.config)
     size = rehearse_apart(request.program, request.config, request.seed)
     facts = program_facts(request.program, request.config, request.seed)
     device = None if request.device is None else device_named(request.device)
@@ -373,7 +374,7 @@ def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
         f"{mesh}, {micro} samples a pass{' (earlier run)' if (mesh, micro) in probes.carried else ''}": step_s
         for (mesh, micro), step_s in probes.measured.items()
     }
-    noise_from: NoiseFrom = "told" if request.noise_scale is not None else "unknown" if noise is None else "measured"
+    noise_from: NoiseFrom = "given" if request.noise_scale is not None else "unknown" if noise is None else "measured"
     assert bounds.memory_bytes is not None
     words = fit_text(held, work, bounds.memory_bytes, min(allowed.micros), request.nodes.workers)
     result = ClusterPlanResult(

@@ -155,8 +155,8 @@ def _probe_of(journal: Path, program: Program, config: Config, like: RunContext 
     finished = [record for record in records if isinstance(record, RunFinished)]
     if len(started) != 1 or len(finished) != 1 or like is None:
         return None
-    begun, end = started[0], finished[0]
-    execution = ExecutionSettings.from_json(begun.execution)
+    run_start, end = started[0], finished[0]
+    execution = ExecutionSettings.from_json(run_start.execution)
     plain = ExecutionSettings(
         mode="fast",
         mesh=execution.mesh,
@@ -166,11 +166,12 @@ def _probe_of(journal: Path, program: Program, config: Config, like: RunContext 
         copies=execution.copies,
     )
     alike = (
-        (Path(begun.program).resolve(), begun.config, end.context) == (program.path.resolve(), dict(config), like)
+        (Path(run_start.program).resolve(), run_start.config, end.context)
+        == (program.path.resolve(), dict(config), like)
         and plain == execution
-        and begun.sync == "allreduce"
-        and not begun.sync_schedule
-        and not any(begun.adapt.values())
+        and run_start.sync == "allreduce"
+        and not run_start.sync_schedule
+        and not any(run_start.adapt.values())
         and (end.workers, end.hosts) == (execution.workers, 1)
     )
     if not alike or execution.micro_batch is None or end.step_s is None or end.steps < FEWEST_STEPS:
@@ -262,7 +263,7 @@ class MachineProbes:
             return self._learn_on(local, link)
 
     def _learn_on(self, cluster: Cluster, link: NodeLink) -> StepModel:
-        begun = time.monotonic()
+        started = time.monotonic()
         self._measure_twice(cluster)
         for each in earlier_probes(self.earlier, self.program, self.config, self._context):
             if (each.mesh, each.micro) not in self.measured:
@@ -274,7 +275,7 @@ class MachineProbes:
         while True:
             plans, splits = self._candidates()
             try:
-                return self._fit(cluster, link, plans, splits, begun)
+                return self._fit(cluster, link, plans, splits, started)
             except _Refused as refused:
                 self.refused[refused.axis] = refused.why
 
@@ -287,7 +288,7 @@ class MachineProbes:
         link: NodeLink,
         plans: Sequence[tuple[Mesh, int]],
         splits: StepSplits,
-        begun: float,
+        started: float,
     ) -> StepModel:
         def measure(i: int) -> float:
             return self._measure(cluster, *plans[i])
@@ -300,7 +301,7 @@ class MachineProbes:
             measure,
             self.noise,
             first=[plans.index(each) for each in dict.fromkeys((*self._first, *self.carried)) if each in plans],
-            go_on=lambda: time.monotonic() - begun < self.budget_s,
+            go_on=lambda: time.monotonic() - started < self.budget_s,
         )[0]
 
     def has_room(self, mesh: Mesh, micro: int, batch: int | None = None, sharded: bool = False) -> bool:
@@ -342,9 +343,9 @@ class MachineProbes:
         alone = Mesh(), self.size.batch_size
         first = self._measure(cluster, *alone)
         del self.measured[alone]
-        begun = time.monotonic()
+        started = time.monotonic()
         again = self._measure(cluster, *alone)
-        self.beside_s = max(0.0, time.monotonic() - begun - again * self._steps)
+        self.beside_s = max(0.0, time.monotonic() - started - again * self._steps)
         self.measured[alone] = math.sqrt(first * again)
         self.noise = max(NOISE_HERE, abs(math.log(again / first)))
 

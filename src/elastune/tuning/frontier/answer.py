@@ -156,7 +156,7 @@ class Advice:
         span = number(low, 2) if low == high else f"{number(low, 2)} to {number(high, 2)}"
         return (
             f"time: modelled; predicted / measured was {span} on {count(len(errors), 'cell')} that could be measured, "
-            f"so a modelled time may be off by a factor of {number(self.by.times.miss, 3)} either way, or more beyond "
+            f"so a modelled time may be wrong by a factor of {number(self.by.times.miss, 3)}, or more beyond "
             "the counts that were measured"
         )
 

@@ -16,7 +16,7 @@ from elastune.core.errors import UserError
 from elastune.core.plan.batch_size import LR_RULES, scaled_lr
 from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec, number
 from elastune.core.sync_plan import SyncChoice, in_full, strategy_settings
-from elastune.runtime.job.validation import NO_POLICY, check_adapt, check_means, policies_of, spot_of
+from elastune.runtime.job.validation import NO_POLICY, check_adapt, check_execution, policies_of, spot_of
 from elastune.train.program.load import LoadedProgram, load_as_guest, merge
 from elastune.train.program.overrides import override
 from elastune.train.program.source import source_of
@@ -235,7 +235,7 @@ class CheckedFrontier:
             raise UserError(ONE_STRATEGY, str(variant.agreed.schedule), "compare schedules with elastune tune")
         sync, adapt = variant.agreed.sync, Adapt(variant.policies)
         spec = RunSpec(request.program, request.out, seed=request.seed, execution=execution, sync=sync, adapt=adapt)
-        check_means(spec)
+        check_execution(spec)
         check_adapt(adapt, self.program, spec)
         if spot_of(adapt, self.program):
             raise UserError("a deadline is for one run", "the policy spot in a frontier", "leave it out")
@@ -271,7 +271,7 @@ class CheckedFrontier:
         plain["prices"] = None if prices is None else prices.digest  # a trace may be long
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["data"] = self.request.program.data_text
-        plain["arguments"] = list(self.request.program.arguments)
+        plain |= {"arguments": list(own)} if (own := self.request.program.arguments) else {}
         plain["execution"] = self.request.execution.to_json()
         plain["workers"] = list(self.request.workers)
         plain["meshes"] = [str(mesh) for mesh in self.request.meshes]
@@ -438,7 +438,7 @@ def _checked_layouts(request: FrontierRequest, timeable: int | None) -> tuple[Ex
     layouts = layouts_of(request.execution, request.workers, request.meshes)
     for layout in layouts:
         elastic = Elastic(collective_timeout_s=request.collective_timeout_s)
-        check_means(RunSpec(request.program, request.out, seed=request.seed, execution=layout, elastic=elastic))
+        check_execution(RunSpec(request.program, request.out, seed=request.seed, execution=layout, elastic=elastic))
         _check_timeable(layout, timeable)
         same = first_of(layouts, layout.num_slots)
         if layout.mode == "fast" and same is not layout:

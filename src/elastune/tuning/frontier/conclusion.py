@@ -182,10 +182,10 @@ def _of_search(
     if spots:
         table = np.array([_point(spot, by, spot[0].result.metrics[by.quality.name]) for spot in spots])
         spots = [spot for spot, keeps in zip(spots, nondominated(table), strict=True) if keeps]
-    all_asked_about = all(
+    all_requested = all(
         t.parts in plan.worker_layouts.parts for t, _ in spots
     )  # otherwise some are for layouts that are no longer asked about
-    cells = [(t.recipe, t.parts) for t, _ in spots] if all_asked_about else []
+    cells = [(t.recipe, t.parts) for t, _ in spots] if all_requested else []
     trials = frozenset(each.started.trial for each in inside)
     by_seed = {plan.request.seed: spots} if spots else {}
     return Side(name, by_seed, trials, len(searched), sum(seconds[: len(inside)]), sum(seconds), cells)

@@ -62,7 +62,7 @@ class Times:
 
     @property
     def miss(self) -> float | None:
-        """The largest factor by which the model was wrong, either way; None if it could not be checked."""
+        """The largest factor by which the model was wrong; None if it could not be checked."""
         return max((max(ratio, 1 / ratio) for ratio in self.errors.values()), default=None)
 
     @property
@@ -74,7 +74,7 @@ class Times:
         return {**within, "across hosts": self.model.hosts.link.to_record()}
 
     def factor_of(self, kind: StepKind) -> float | None:
-        """By which factor a modelled time of ``kind`` may be off, either way; None if that was not checked."""
+        """By which factor a modelled time of ``kind`` may be wrong; None if that was not checked."""
         return self.miss if not kind.apart and kind.every == 1 and kind not in self.factors else None
 
     def estimate(
@@ -356,7 +356,7 @@ def row(
         quality_label="measured" if all(t.run.workers == workers for t in good if t.run is not None) else "emulated",
         num_slots=layout.num_slots,
         execution=recipe.variant.to_record(layout),
-        ways=differences,
+        differences=differences,
         scaling=points,
         seed_values=list(verdict.values),
         seed_seconds=[by.seconds(t, kind)[0] for t in good],

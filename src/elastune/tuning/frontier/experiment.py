@@ -110,7 +110,7 @@ class FrontierExperiment:
     def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
         parts = trial.execution.num_slots if trial.parts is None else trial.parts
         tags = {FOR_WORKERS: parts} if trial.execution.workers < parts or parts != trial.execution.num_slots else {}
-        recorded = {**trial.execution.to_json(), **trial.told}
+        recorded = {**trial.execution.to_json(), **trial.sync_and_policies}
         started = TrialStarted(number, trial.config, recorded, trial.seed, trial.phase, tags=tags)
         spec = self._spec(started, trial.execution)
         if trial.max_steps is not None:

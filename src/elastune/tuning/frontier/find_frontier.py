@@ -317,8 +317,8 @@ class _Frontier:
         self._keep_record = keep
         self._interrupts = interrupts
         self._before = before
-        begun_s = before[0].at if before else clock.wall()
-        self._prices = None if request.prices is None else request.prices.since(begun_s)
+        start_s = before[0].at if before else clock.wall()
+        self._prices = None if request.prices is None else request.prices.since(start_s)
         self._experiment = FrontierExperiment(plan, cluster.files)
         self._search = make_schedule(request.stopping, plan.searched, request.seed)
         suggester = Suggester(plan.space, plan.searched, plan.constraints, sampler=request.sampler, seed=request.seed)
@@ -386,8 +386,8 @@ class _Frontier:
         by = self._fitted(runs.calibration)
         rules, untimed = self._experiment.rules, runs.calibration.untimed(timings)
         answer = conclude(self._plan, self._choice, tuned, rules, by, compared, runs.tuned, untimed, runs.left_out)
-        self._tell_phases(phases)
-        self.loop.tell(answer)
+        self._record_phases(phases)
+        self.loop.write_record(answer)
         self.loop.finish(self._end(why, searched))
         return answer
 
@@ -423,7 +423,7 @@ class _Frontier:
 
     def _fitted(self, calibration: Calibration) -> FrontierCriteria:
         times, record = calibration.fit()
-        self.loop.tell(record)
+        self.loop.write_record(record)
         self._experiment.by = self._criteria(times)
         return self._experiment.by
 
@@ -449,10 +449,10 @@ class _Frontier:
         """Record how long ``phase`` took, now that it is over."""
         self._took[phase] = max(0.0, self.loop.elapsed_s - sum(self._took.values()))
 
-    def _tell_phases(self, phases: PhaseBudget) -> None:
+    def _record_phases(self, phases: PhaseBudget) -> None:
         took = {name: round(seconds, 3) for name, seconds in self._took.items()} if "timing" in self._took else {}
         planned = {name: round(seconds, 3) for name, seconds in phases.seconds.items()}
-        self.loop.tell(PhasesPlanned(phases.budget_s, planned, phases.seeds, took, self._left_out))
+        self.loop.write_record(PhasesPlanned(phases.budget_s, planned, phases.seeds, took, self._left_out))
 
     @property
     def _left_out(self) -> list[str]:
@@ -490,7 +490,7 @@ class _Frontier:
         self._phases = phases
         runs.split(phases)
         runs.left_out += [*self._plan.cut, *phases.left_out]
-        self._tell_phases(phases)
+        self._record_phases(phases)
         return phases
 
     @property
@@ -628,19 +628,19 @@ class _Frontier:
 
     def _search_for(self, phases: PhaseBudget) -> str:
         """Search in its share of the budget and in the time that earlier phases left over. Returns why it ended."""
-        begun_s, usual_s = self.loop.elapsed_s, self._usual_s or 0.0
+        start_s, usual_s = self.loop.elapsed_s, self._usual_s or 0.0
         searched = sum(life.started.phase == "search" for life in self.loop.table.trials.values())
         widest = self._plan.execution(self._plan.parts[-1]).workers
         least_s = trainings_s((widest,) * len(self._choice.seeds()), usual_s / self._slowed, self._lanes)
-        free_s = phases.budget_s - begun_s - phases.timing
+        free_s = phases.budget_s - start_s - phases.timing
         confirm_s = max(least_s, min(phases.confirm, free_s - SEARCH_SHARE * phases.budget_s))
-        end_s = begun_s + free_s - confirm_s
-        if end_s - begun_s < usual_s and not searched:
-            took, planned = duration(begun_s), duration(phases.calibrate + phases.naive + phases.policy)
+        end_s = start_s + free_s - confirm_s
+        if end_s - start_s < usual_s and not searched:
+            took, planned = duration(start_s), duration(phases.calibrate + phases.naive + phases.policy)
             self._left_out.append(f"the search: the phases before it took {took}, not {planned}, and no time was left")
             return ""
-        why = self._run(self._search, Bounds(budget_s=max(end_s, begun_s), reserve_s=usual_s))
-        got_s = self.loop.elapsed_s - begun_s
+        why = self._run(self._search, Bounds(budget_s=max(end_s, start_s), reserve_s=usual_s))
+        got_s = self.loop.elapsed_s - start_s
         if got_s < 0.95 * SEARCH_SHARE * phases.budget_s and why.startswith("a budget") and not searched:
             part = f"{got_s / phases.budget_s:.0%} of the budget instead of {SEARCH_SHARE:.0%}"
             self._left_out.append(
@@ -678,7 +678,7 @@ class _Frontier:
                 recipe.variant.to_record(ExecutionSettings()),
             )
             beside = {name: recorded[name] for name in ("policy", *SYNC_NAMES) if name in recorded}
-            trials.append(FixedTrial(recipe.config, seed, execution, phase, told=beside, parts=parts))
+            trials.append(FixedTrial(recipe.config, seed, execution, phase, sync_and_policies=beside, parts=parts))
         return trials
 
 

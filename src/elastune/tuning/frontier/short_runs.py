@@ -64,7 +64,7 @@ CALIBRATE_SLACK = 1.5
 class ExecutionSearch:
     """The search for faster execution settings of one worker layout.
 
-    ``rounds`` yields the settings to time next, and ``hear`` takes the result of each short run.
+    ``rounds`` yields the settings to time next, and ``observe`` takes the result of each short run.
 
     Attributes:
         layout: The layout with its own settings.
@@ -104,7 +104,7 @@ class ExecutionSearch:
         return bool(self._again)
 
     def rounds(self) -> Iterator[list[ExecutionSettings]]:
-        """Yield the settings to time next. ``hear`` must get the results of a round before the next one."""
+        """Yield the settings to time next. ``observe`` must get the results of a round before the next one."""
         yield [self.layout]
         if self.tried[0].step_s is None:
             return  # it fails by itself, or has too few steps to time
@@ -128,7 +128,7 @@ class ExecutionSearch:
         """Keep the layout's own settings, because no time is left to time the best again."""
         self._best = 0
 
-    def hear(self, execution: ExecutionSettings, run: RunFinished | None) -> None:
+    def observe(self, execution: ExecutionSettings, run: RunFinished | None) -> None:
         """Take the result of a short run with ``execution``; None if it failed."""
         first = not self.tried
         if first and run is not None:
@@ -252,7 +252,7 @@ class Calibration:
         self.budget_s = math.inf
         self._table = table
         self._before = set(table.trials)
-        self._begun: set[Timing] = set()
+        self._started: set[Timing] = set()
         self._grad_bytes = 0
 
     def schedule(self, wanted: Iterable[Timing], phase: Phase = "calibrate", *, may_fail: bool = False) -> FixedTrials:
@@ -261,8 +261,8 @@ class Calibration:
         A training that diverges, or that takes too few steps to time, gives no time. Any other failure ends the
         frontier, unless the short run ``may_fail``, for example because of settings that the user did not ask for.
         """
-        new = [timing for timing in dict.fromkeys(wanted) if timing not in self._begun]
-        self._begun |= set(new)
+        new = [timing for timing in dict.fromkeys(wanted) if timing not in self._started]
+        self._started |= set(new)
         check = _accept if may_fail else self._refuse_failures
         return _OneByOne(phase, [self._trial(timing, phase) for timing in new], check)
 
@@ -291,9 +291,9 @@ class Calibration:
         apart = {words: median(each) for words, each in elsewhere.items() if words}
         return Times(fit.model, measured, errors, slower, apart), fit.to_record()
 
-    def was_begun(self, timing: Timing) -> bool:
+    def was_started(self, timing: Timing) -> bool:
         """Whether a short run for ``timing`` was begun."""
-        return timing in self._begun
+        return timing in self._started
 
     def run_of(self, timing: Timing) -> RunFinished | None:
         """How the last short run for ``timing`` ended; None if there was none, or if it failed."""
@@ -587,12 +587,12 @@ class ShortRuns:
                 if self._interrupts():
                     raise Interrupted
                 for timing in timings:
-                    climb.hear(timing.layout, self.calibration.run_of(timing))
+                    climb.observe(timing.layout, self.calibration.run_of(timing))
             cut += [str(layout.workers)] if climb.hurried else []
             if climb.tried:
                 self.plan.worker_layouts.speed_up(layout, climb.best)
                 self.tuned.append(climb.result)
-                self._loop.tell(climb.result)
+                self._loop.write_record(climb.result)
         if cut:
             self.left_out.append(f"in the throughput phase, part of what could be tried on {', '.join(cut)} workers")
 
@@ -617,7 +617,7 @@ class ShortRuns:
         for timing in timings:
             took_s = cost.timing_s(self.calibration.factor(timing.batch), self.budget_s)
             if self._loop.elapsed_s + took_s > self.budget_s:
-                skipped += not self.calibration.was_begun(timing)
+                skipped += not self.calibration.was_started(timing)
                 continue
             self._run(self.calibration.schedule([timing], may_fail=True))
         if skipped:

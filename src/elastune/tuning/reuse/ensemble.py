@@ -543,7 +543,7 @@ class EnsembleModel(nn.Module):
 
     def _outputs(self, member: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = member(*inputs)
-        return outputs.softmax(-1) if self.task.says == "logits" else outputs
+        return outputs.softmax(-1) if self.task.output_kind == "logits" else outputs
 
 
 def _tensor_entropy(probabilities: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from elastune.runtime.clusters.kind import ClusterRequest
 from elastune.runtime.job.output import JOURNAL
 from elastune.runtime.job.run import Observe
 from elastune.train.program.load import load_as_guest
-from elastune.train.program.source import meaning
+from elastune.train.program.source import program_digest
 from elastune.tuning.reuse.input_views import checked_shown, checked_views
 from elastune.tuning.search.objective import oriented
 from elastune.tuning.search.schedule import FixedTrial, FixedTrials
@@ -83,7 +83,7 @@ def train_members(
         workers=request.workers if workers is None else workers,
         trial_workers=request.trial_workers if trial_workers is None else trial_workers,
     )
-    if meaning(request.program) != settings.get("meaning"):
+    if program_digest(request.program) != settings.get("program_digest"):
         fix = "begin another study with what it is now"
         raise UserError("a study's program trains as it did when it began", f"{results.program} has changed", fix)
     varied = _checked(vary, results.defaults, load_as_guest(request.program, request.seed).views, results.program)
@@ -99,7 +99,7 @@ def train_members(
         return results
     first = known(bases[0].started)
     schedule = FixedTrials("member", trials, shares=True)
-    return tune(request, space=lambda trial: dict(first), cluster=cluster, observe=observe, given=schedule)
+    return tune(request, space=lambda trial: dict(first), cluster=cluster, observe=observe, fixed_trials=schedule)
 
 
 def _checked(vary: Vary, defaults: Config, views: object, program: str) -> list[Config]:

@@ -22,7 +22,7 @@ from elastune.train.checkpoints.out_folder import OutFolder
 from elastune.train.predictions import check_name, complete_rows, file_of, keep
 from elastune.train.program.errors import cause_of
 from elastune.train.program.load import load_functions, process_restored
-from elastune.train.program.source import meaning
+from elastune.train.program.source import program_digest
 from elastune.tuning.reuse.kept_models import Candidate, Library, fill, library, weights_of
 from elastune.tuning.study.results import Study
 
@@ -99,15 +99,15 @@ def hooks_of(source: Library, program: Path | None = None) -> Iterator[ModelHook
         UserError: If the file is missing, lacks a hook, or has changed.
     """
     path = (program or Path(source.study.program)).resolve()
-    own = tuple(source.settings.get("arguments", ()))
-    begun = Program(path, source.settings.get("train", "train"), arguments=own)
-    if program is None and path.is_file() and meaning(begun) != source.settings.get("meaning"):
+    arguments = tuple(source.settings.get("arguments", ()))
+    recorded_program = Program(path, source.settings.get("train", "train"), arguments=arguments)
+    if program is None and path.is_file() and program_digest(recorded_program) != source.settings.get("program_digest"):
         fix = "name it if it builds the same models all the same: --program FILE"
         raise UserError("a study's program trains as it did when it began", f"{path} has changed", fix)
     with process_restored():
         if source.study.data and "ELASTUNE_DATA" not in os.environ:
             os.environ["ELASTUNE_DATA"] = source.study.data
-        loaded = load_functions(begun, _HOOKS)
+        loaded = load_functions(recorded_program, _HOOKS)
         build, predict = loaded["build"], loaded["predict"]
         if build is None or predict is None:
             lacks = "build" if build is None else "predict"
@@ -215,6 +215,6 @@ class _PredictionWriter:
             raise UserError(
                 rule, f"{kept_bytes + new:,} with {name} of trial {candidate.trial}", "ask fewer trials, or other data"
             )
-        kept = keep(candidate.folder, OutFolder.found(candidate.folder), name, whole, candidate.artifact.step)
+        kept = keep(candidate.folder, OutFolder.at(candidate.folder), name, whole, candidate.artifact.step)
         self.sizes[candidate.trial] = size = LocalFiles().size_bytes(candidate.folder)
         self.journal.write(PredictionsAdded(candidate.trial, name, kept.samples, size, kept.sha256), durable=True)

@@ -34,12 +34,12 @@ class Task:
 
     Attributes:
         kind: "classification" or "regression".
-        says: The kind of outputs: logits, probabilities or values.
+        output_kind: The kind of outputs: logits, probabilities or values.
         width: The number of classes or of values.
     """
 
     kind: Kind
-    says: OutputKind
+    output_kind: OutputKind
     width: int
 
 
@@ -106,7 +106,7 @@ def judged(predictions: Mapping[int, Mapping[str, torch.Tensor]]) -> Judged:
             raise UserError(rule, f"{kind} of {width}, and trial {trial}: {task.kind} of {task.width}", fix)
         outputs[place] = predicted["outputs"].double().reshape(-1, width).numpy()
         # If one trial gives logits, all do: the logits of another trial may add up to 1 by chance.
-        logits = logits or task.says == "logits"
+        logits = logits or task.output_kind == "logits"
     if kind == "regression":
         values = targets.double().reshape(len(targets), -1).numpy()
         return Judged(Task("regression", "values", width), outputs, values)

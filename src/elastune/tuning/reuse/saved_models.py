@@ -157,7 +157,7 @@ class FileContent:
 
     format: Literal[2]
     kind: Literal["classification", "regression"]
-    says: Literal["logits", "probabilities", "values"]
+    output_kind: Literal["logits", "probabilities", "values"]
     width: Annotated[int, Field(ge=1, le=WIDEST)]
     members: Annotated[list[FileMember], Field(min_length=1, max_length=MOST_MEMBERS)]
     about: dict[str, Any]
@@ -165,7 +165,7 @@ class FileContent:
     @property
     def task(self) -> Task:
         """The kind of problem."""
-        return Task(self.kind, self.says, self.width)
+        return Task(self.kind, self.output_kind, self.width)
 
 
 def save_ensemble(ensemble: Ensemble, file: str | Path) -> Path:
@@ -196,7 +196,7 @@ def save_ensemble(ensemble: Ensemble, file: str | Path) -> Path:
     content = {
         "format": ENSEMBLE_FORMAT,
         "kind": ensemble.task.kind,
-        "says": ensemble.task.says,
+        "output_kind": ensemble.task.output_kind,
         "width": ensemble.task.width,
         "members": [{"trial": m.trial, "weight": m.weight, "config": m.config} for m in ensemble.members],
         "about": {
@@ -249,8 +249,8 @@ def _check(path: Path, content: FileContent, tensors: dict[str, torch.Tensor]) -
     stray = next((name for name in tensors if name.partition(".")[0] not in places), None)
     if not math.isclose(total, 1, abs_tol=1e-6):
         why = f"its weights add up to {total:g}"
-    elif (content.kind == "regression") != (content.says == "values"):
-        why = f"{content.says} of a {content.kind}"
+    elif (content.kind == "regression") != (content.output_kind == "values"):
+        why = f"{content.output_kind} of a {content.kind}"
     elif stray is not None:
         why = f"{stray} belongs to none of its {len(content.members)} members"
     else:
@@ -460,5 +460,5 @@ def _of_composed(result: ComposedModel, path: Path, digest: str) -> AssetMade:
         sha256=digest,
         parts=[AssetPart(str(source.study), source.trial) for source in result.source_trials],
         parts_s=took.worker_seconds,
-        untold=list(took.untold),
+        unrecorded=list(took.unrecorded),
     )

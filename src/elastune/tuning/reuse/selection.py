@@ -97,15 +97,15 @@ def _begin(
     """The first members: the ``warm`` best single candidates; None: as many as have the best mean, at best few."""
     singles = _ranks(judged.outputs[list(free)], judged, score) if free else []
     most = max(1, int(min(limits.members, judged.members) * WARM_SHARE)) if warm is None else warm
-    begun: list[int] = []
+    chosen: list[int] = []
     for at in sorted(range(len(free)), key=lambda at: singles[at], reverse=True):
-        if len(begun) < most and limits.admits({*begun, free[at]}, costs):
-            begun.append(free[at])
+        if len(chosen) < most and limits.admits({*chosen, free[at]}, costs):
+            chosen.append(free[at])
     if warm is not None:
-        return begun
-    means = [judged.outputs[begun[: size + 1]].mean(0) for size in range(len(begun))]
+        return chosen
+    means = [judged.outputs[chosen[: size + 1]].mean(0) for size in range(len(chosen))]
     ranks = [_rank(mean, judged, score) for mean in means]
-    return begun[: 1 + max(range(len(begun)), key=lambda at: (*ranks[at], -at))] if begun else []
+    return chosen[: 1 + max(range(len(chosen)), key=lambda at: (*ranks[at], -at))] if chosen else []
 
 
 def select(

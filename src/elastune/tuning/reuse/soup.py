@@ -66,8 +66,8 @@ def ancestor(table: TrialTable, entries: Sequence[Entry], trials: Sequence[int])
     firsts = sorted({_root(table, trial) for trial in trials})
     if len(firsts) == 1:
         return f"trial {firsts[0]}"
-    begun = next((e.record.settings.get("start_from") for e in entries if isinstance(e.record, StudyStarted)), None)
-    beginnings = {trial: _beginning(table, trial, begun if isinstance(begun, dict) else {}) for trial in firsts}
+    source = next((e.record.settings.get("start_from") for e in entries if isinstance(e.record, StudyStarted)), None)
+    beginnings = {trial: _beginning(table, trial, source if isinstance(source, dict) else {}) for trial in firsts}
     first = beginnings[firsts[0]]
     if first.weights and all(beginning.weights == first.weights for beginning in beginnings.values()):
         return first.source
@@ -95,7 +95,7 @@ class _Beginning:
 
 
 def _beginning(table: TrialTable, trial: int, settings: Mapping[str, Any]) -> _Beginning:
-    starts = table.trials[trial].begun if trial in table.trials else ()
+    starts = table.trials[trial].initial_weights if trial in table.trials else ()
     if starts:
         source = ", ".join(f"{start.source} ({start.sha256[:12]})" for start in starts)
         recorded = all(start.begins for start in starts)

@@ -221,13 +221,13 @@ def _reached(folder: str | Path) -> _Measured:
     entries = read(out / JOURNAL)
     study = Study.of(out, entries)
     settings = next(entry.record.settings for entry in entries if isinstance(entry.record, StudyStarted))
-    begun = settings.get("start_from")
-    if not isinstance(begun, dict) or not begun.get("sha256"):
+    source = settings.get("start_from")
+    if not isinstance(source, dict) or not source.get("sha256"):
         raise UserError("a measured study was begun with --start-from", out, "leave it out")
     if not study.complete:
         raise UserError("a measured study has a trial with a result", out, "leave it out, or go on with it")
     first = study.objectives[0]
-    return _Measured(str(begun["sha256"]), first, study.front()[0].values[first.name])
+    return _Measured(str(source["sha256"]), first, study.front()[0].values[first.name])
 
 
 def _check_alike(reached: Sequence[_Measured]) -> None:

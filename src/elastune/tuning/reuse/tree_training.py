@@ -109,12 +109,17 @@ class TreeTrials(FixedTrials):
     """
 
     def __init__(
-        self, nodes: Sequence[str], first: FixedTrial, fresh: Sequence[str], begun: Mapping[int, str], ended: set[int]
+        self,
+        nodes: Sequence[str],
+        first: FixedTrial,
+        fresh: Sequence[str],
+        node_of_trial: Mapping[int, str],
+        ended: set[int],
     ) -> None:
         super().__init__("member", shares=True)
         self._first, self._fresh = first, tuple(fresh)
-        self._nodes = dict(begun)
-        self._waiting = [node for node in nodes if node not in begun.values()]
+        self._nodes = dict(node_of_trial)
+        self._waiting = [node for node in nodes if node not in node_of_trial.values()]
         if ROOT in self._waiting:
             self._release(ROOT, None)
         for trial in sorted(ended):
@@ -229,4 +234,4 @@ def train_tree(
     ended = {life.number for life in lives if life.finished is not None and life.finished.state == "complete"}
     first = FixedTrial({**program_config, **request.config, NODE: ROOT}, seed, request.execution, "member")
     schedule = TreeTrials(tree.nodes(), first, fresh, node_of, ended)
-    return tune(request, space=lambda trial: {NODE: ROOT}, cluster=cluster, observe=observe, given=schedule)
+    return tune(request, space=lambda trial: {NODE: ROOT}, cluster=cluster, observe=observe, fixed_trials=schedule)

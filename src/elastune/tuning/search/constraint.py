@@ -84,9 +84,9 @@ class Constraint:
         return float(value)
 
 
-def all_texts(own: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:
-    """Return a program's ``own`` constraints and the ``added`` ones, as texts, without duplicates."""
-    return tuple(dict.fromkeys((*own, *added)))
+def all_texts(program_texts: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:
+    """Return a program's ``program_texts`` constraints and the ``added`` ones, as texts, without duplicates."""
+    return tuple(dict.fromkeys((*program_texts, *added)))
 
 
 def parse_constraints(texts: Iterable[str]) -> tuple[Constraint, ...]:

@@ -198,7 +198,7 @@ class SuccessiveHalving(Schedule):
             return "has not come to a rung"
         rung = self._rung(trial)
         if number in rung.promoted:
-            return "was told to go on before"  # and paused for another reason
+            return "was to go on before"  # and paused for another reason
         chances = self._chances(trial)
         if chances.hopeful:
             return "may reach the front"

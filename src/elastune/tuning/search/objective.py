@@ -33,7 +33,7 @@ class Objective:
 
     Attributes:
         name: The name of the metric.
-        direction: Which way is better.
+        direction: "max" or "min".
         unit: The unit of its values in reports; "" where it is unknown.
         low: The lower bound of its values, as declared, else by its name (``bounds``).
         high: The upper bound.
@@ -51,7 +51,7 @@ class Objective:
         return clock(self.name)
 
 
-def parse_objectives(given: Mapping[str, str] | Iterable[str]) -> tuple[Objective, ...]:
+def parse_objectives(objectives: Mapping[str, str] | Iterable[str]) -> tuple[Objective, ...]:
     """Return objectives from ``{"accuracy": "max"}`` or ``["accuracy:max", "seconds:min"]``, in their order.
 
     Bounds of a metric may follow its direction: ``{"score": "max 0..100", "loss": "min 0.."}``. Without them its name
@@ -60,9 +60,9 @@ def parse_objectives(given: Mapping[str, str] | Iterable[str]) -> tuple[Objectiv
     Raises:
         UserError: For an empty set, a missing name, an unknown direction, invalid bounds or a name that comes twice.
     """
-    if isinstance(given, str):
-        given = [given]
-    pairs = list(given.items()) if isinstance(given, Mapping) else [_pair(text) for text in given]
+    if isinstance(objectives, str):
+        objectives = [objectives]
+    pairs = list(objectives.items()) if isinstance(objectives, Mapping) else [_pair(text) for text in objectives]
     if not pairs:
         raise UserError("a study needs at least one objective", "none", "for example accuracy:max")
     names = [name for name, _ in pairs]

@@ -76,7 +76,7 @@ class FixedTrial:
         like: The trial whose policies and strategy this one has; None: it has none.
         source: The trial whose weights it begins with; None: a fresh start.
         fresh: Weights that do not come from ``source`` (see ``core.start_from``).
-        told: Its strategy and policies, as a journal holds them beside ``execution``.
+        sync_and_policies: Its strategy and policies, as a journal holds them beside ``execution``.
         parts: The number of workers for which its result counts; None: its own workers.
     """
 
@@ -89,7 +89,7 @@ class FixedTrial:
     like: TrialStarted | None = None
     source: int | None = None
     fresh: tuple[str, ...] = ()
-    told: Mapping[str, Any] = field(default_factory=dict)
+    sync_and_policies: Mapping[str, Any] = field(default_factory=dict)
     parts: int | None = None
 
 

@@ -179,7 +179,7 @@ class Suggester:
 
         The results are not trials of this search. Trials that do not fit the present space are left out.
         """
-        for past in earlier.told:
+        for past in earlier.results:
             sample = fit(self.space, past.params)
             if isinstance(sample, Sample):
                 name = self._sampler if self._sampler in GENERATIONAL else "random"
@@ -409,7 +409,7 @@ class SearchReplay:
         self._paused: set[int] = set()
         self._opened: set[int] = set()  # opened at their requests, so that their starts add nothing
 
-    def hear(self, record: Record, estimates: Callable[[], Estimates] = dict) -> Suggestion | None:
+    def observe(self, record: Record, estimates: Callable[[], Estimates] = dict) -> Suggestion | None:
         """Replay the next record, with the ``estimates`` of this point. Returns a proposal that never got an answer."""
         suggester = self._suggester
         match record:
@@ -459,5 +459,5 @@ def replay(suggester: Suggester, entries: Iterable[Entry], *, unfinished: Litera
     records = [entry.record for entry in entries]
     search_replay = SearchReplay(suggester, records, unfinished)
     for record in records:
-        search_replay.hear(record)
+        search_replay.observe(record)
     search_replay.finish()

@@ -290,7 +290,7 @@ class SimulatedHandle(ElasticHandle):
 
     @property
     def members(self) -> list[int]:
-        return [] if self._over or self._environment.clock.now() < self._begun_at else list(self._members)
+        return [] if self._over or self._environment.clock.now() < self._start_at else list(self._members)
 
     @property
     def step(self) -> int:
@@ -337,11 +337,11 @@ class SimulatedHandle(ElasticHandle):
         self._environment.hold(len(self._members))
         self._held = len(self._members)
         now = self._environment.clock.now()
-        self._begun_at = now + self._model.start_s
+        self._start_at = now + self._model.start_s
         self._digest = digest_of(self.spec.config, self.spec.seed)
         self._progress = self._kept = Progress()
-        self._segment = RunSegment(self._begun_at, Position(), 1, 1, 0.0)
-        self._begun_seconds = 0.0
+        self._segment = RunSegment(self._start_at, Position(), 1, 1, 0.0)
+        self._start_seconds = 0.0
         self._run_guarded(self._prepare)
 
     def wake(self, plan: int) -> None:
@@ -377,9 +377,9 @@ class SimulatedHandle(ElasticHandle):
         self._rng = random.Random(
             derive(self._environment.losses.seed, "losses", spec.out.name, self._kept.position.step)
         )
-        self._begun_seconds = self._kept.seconds
+        self._start_seconds = self._kept.seconds
         if not self._is_at_end(self._kept.position):
-            self._begin_steps(self._kept.position, self._begun_at)
+            self._begin_steps(self._kept.position, self._start_at)
 
     def _run_guarded(self, act: Callable[[], None]) -> None:
         """Call ``act``, and turn an exception of the model into a failure of the run."""
@@ -500,10 +500,10 @@ class SimulatedHandle(ElasticHandle):
         else:
             self._members = [self._next_number]
             self._next_number += 1
-            self._begun_at = now + self._model.start_s
-            self._progress, self._begun_seconds = self._kept, self._kept.seconds
+            self._start_at = now + self._model.start_s
+            self._progress, self._start_seconds = self._kept, self._kept.seconds
             self._emit(Message(NOBODY, Restarted(self._kept.position.step)))
-            self._begin_steps(self._kept.position, self._begun_at)
+            self._begin_steps(self._kept.position, self._start_at)
 
     def _pause(self, position: Position, *, planned: bool, discarded: int) -> None:
         """Go on from ``position`` in a new view, after a pause."""
@@ -557,7 +557,7 @@ class SimulatedHandle(ElasticHandle):
 
     def _seconds(self) -> float:
         """Training seconds so far, including earlier starts of the run and pauses, without the time to start."""
-        return self._begun_seconds + max(0.0, self._environment.clock.now() - self._begun_at)
+        return self._start_seconds + max(0.0, self._environment.clock.now() - self._start_at)
 
     def _hold_workers(self) -> None:
         held = max(self._target, len(self._members))
@@ -595,13 +595,13 @@ def replay_runs(
     todo: list[tuple[float, Callable[[], None]]] = []
     for run, survivor in zip(runs, left, strict=True):
         recorded[run] = sum(isinstance(record, Reported | Regrouped) for record in survivor.kept)
-        todo.append((survivor.begun_at, run.begin))
+        todo.append((survivor.last_start_at, run.begin))
         if survivor.stop_at is not None:
             todo.append((survivor.stop_at, run.stop))
     todo.sort(key=lambda planned: planned[0])
     environment.clock = VirtualClock(now_s=todo[0][0] if todo else now)
     unrecorded: dict[SimulatedHandle, list[Event]] = {}
-    heard: Counter[SimulatedHandle] = Counter()
+    replayed: Counter[SimulatedHandle] = Counter()
 
     def listen(until: float) -> None:
         while True:
@@ -611,8 +611,8 @@ def replay_runs(
             for run in list(environment.with_events):
                 for event in run.poll():
                     counts = isinstance(event, Message) and isinstance(event.record, Reported | Regrouped)
-                    heard[run] += counts
-                    if not counts or heard[run] > recorded[run]:
+                    replayed[run] += counts
+                    if not counts or replayed[run] > recorded[run]:
                         unrecorded.setdefault(run, []).append(event)
 
     for at, act in todo:

@@ -425,11 +425,11 @@ def recorded_run(entries: Sequence[Entry], name: object) -> RecordedRun:
     if not ended or points[-1][0] < 1:
         raise UserError("a run must have trained and ended, to tell what it takes", name, "let it end")
     steps, seconds_by = Counter[int](), defaultdict[int, float](float)
-    for (first, begun_s), (last, until_s) in pairwise(points):
+    for (first, start_s), (last, until_s) in pairwise(points):
         workers = [n for step, n in layouts if step <= first][-1]
         if not any(first < step < last for step, _ in layouts):  # an evaluation may lie between two reports
             steps[workers] += last - first
-            seconds_by[workers] += until_s - begun_s
+            seconds_by[workers] += until_s - start_s
     if not steps.total():
         rule = "a run must have made some steps on unchanged workers, from one report to the next"
         raise UserError(rule, name, "take one whose workers change less often")

@@ -77,13 +77,13 @@ class SurrogateModel:
         self._surrogate = surrogate
         self._curve = lru_cache(maxsize=_CACHED_CURVES)(self._call_checked)
 
-    def epochs(self, config: Config, asked: int | None) -> int:
+    def epochs(self, config: Config, requested: int | None) -> int:
         available = len(self._curve(_key(config), 1))
-        if asked is not None and asked > available:
+        if requested is not None and requested > available:
             raise UserError(
-                f"the surrogate tells of {available} epochs", f"{asked} asked", "ask for fewer with --epochs"
+                f"the surrogate tells of {available} epochs", f"{requested} asked", "ask for fewer with --epochs"
             )
-        return available if asked is None else asked
+        return available if requested is None else requested
 
     def samples(self, config: Config) -> int:
         return SAMPLES
@@ -154,7 +154,7 @@ def simulate(
     request = replace(request, simulated=True)
     started_s = before[-1].at if before else 0.0
     clock = VirtualClock(now_s=started_s)
-    begun_s = time.monotonic()
+    start_s = time.monotonic()
     environment = Environment(clock, background=False, durable=False)
     cluster = SimulatedCluster(request.workers, model, clock, losses)
     with cluster:
@@ -165,7 +165,7 @@ def simulate(
             study=study,
             workers=request.workers,
             seconds=seconds,
-            real_seconds=time.monotonic() - begun_s,
+            real_seconds=time.monotonic() - start_s,
             used=cluster.busy_s / offered_s if offered_s > 0 else 0.0,
             source=model.source,
         )

@@ -48,8 +48,8 @@ class TrialModel(Protocol):
     resize_pause_s: float
     """Seconds for which training stands still when workers change."""
 
-    def epochs(self, config: Config, asked: int | None) -> int:
-        """Return the planned training passes; ``asked``: the user's number of passes (None: the program decides)."""
+    def epochs(self, config: Config, requested: int | None) -> int:
+        """Return the planned epochs. ``requested``: the user's number of them; None: the program decides."""
         ...
 
     def samples(self, config: Config) -> int:
@@ -264,12 +264,12 @@ class RecordedModel:
         near = f"; distance {median(self.distances):.2g} in the median" if self.distances else ""
         return self._label + near
 
-    def epochs(self, config: Config, asked: int | None) -> int:
+    def epochs(self, config: Config, requested: int | None) -> int:
         recorded = len(self._curve(config)[1])
-        if asked is not None and asked > recorded:
+        if requested is not None and requested > recorded:
             rule = f"the nearest recorded trial has {recorded} epochs"
-            raise UserError(rule, f"{asked} asked", "ask for fewer with --epochs")
-        return recorded if asked is None else asked
+            raise UserError(rule, f"{requested} asked", "ask for fewer with --epochs")
+        return recorded if requested is None else requested
 
     def samples(self, config: Config) -> int:
         return self._curve(config)[0].samples

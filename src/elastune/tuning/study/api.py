@@ -25,9 +25,9 @@ from elastune.core.sync_plan import SyncChoice, SyncPlan
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
 from elastune.runtime.clusters.local import LocalKind
-from elastune.runtime.clusters.registry import request_of, say
+from elastune.runtime.clusters.registry import print_line, request_of
 from elastune.runtime.job.output import JOURNAL, is_url, mirrored, next_folder
-from elastune.runtime.job.resumption import accepted_changes, begun_means, check_resumed, may_adopt
+from elastune.runtime.job.resumption import accepted_changes, check_resumed, execution_at_start, may_adopt
 from elastune.runtime.job.run import check_free, on_device, print_failure, run_here, run_job
 from elastune.runtime.job.validation import check_adapt, spot_watch
 from elastune.runtime.placement import from_environment
@@ -159,7 +159,7 @@ def run(
     if place is not None and (out is None or is_url(str(out))):
         raise UserError("workers of a launcher need one folder", out or "no out", "give out=..., the same for all")
     with results_folder(out, program, "run", resume=resume) as folder:
-        first_execution = begun_means(folder) if resume and execution is None and base.mode == "exact" else None
+        first_execution = execution_at_start(folder) if resume and execution is None and base.mode == "exact" else None
         spec = RunSpec(
             program=program,
             out=folder,
@@ -181,7 +181,7 @@ def run(
         if not adopts:
             accepted_changes(spec)
         if longer := check_resumed(spec):
-            say(f"the run is to be longer than it was begun for: {longer}")
+            print_line(f"the run is to be longer than it was begun for: {longer}")
         with nullcontext() if adopts or place is not None else examined_meanwhile(spec):
             loaded = load_as_guest(program, seed)
             check_adapt(spec.adapt, loaded, spec)
@@ -349,7 +349,7 @@ def resolve_prices(price: float | None, file: str | Path | None, cluster: Cluste
         UserError: For a wrong price or file.
     """
     kinds_known = cluster.varies if isinstance(cluster, Cluster) else cluster not in (None, LocalKind.name)
-    return prices_of(price, None if file is None else Path(file), ON_DEMAND, told=kinds_known)
+    return prices_of(price, None if file is None else Path(file), ON_DEMAND, any_kind=kinds_known)
 
 
 def resolve_cluster(cluster: Cluster | str | None, grace_s: float) -> Cluster | ClusterRequest | None:
@@ -374,5 +374,5 @@ def results_folder(out: str | Path | None, program: Program, command: str, *, re
             raise UserError("resume needs to know what to go on with", "no out", "give out=... of the earlier call")
         yield next_folder(program.path, command)
     else:
-        with mirrored(str(out), resume, say) as folder:
+        with mirrored(str(out), resume, print_line) as folder:
             yield folder

@@ -78,7 +78,7 @@ class StopRules:
             return f"{what} in {self._patience} trials"
         return f"{what} in {self._patience} generations of {self._size} trials"
 
-    def hear(self, record: Record, life: TrialSummary) -> None:
+    def observe(self, record: Record, life: TrialSummary) -> None:
         """Record an event of the trial of ``life``. Raises ``UserError`` if a rule names an unknown metric."""
         if life.started.phase != "search":
             return
@@ -254,7 +254,7 @@ def resume_meter(prices: Prices | None, before: Sequence[Entry], clock: Clock) -
     """
     if prices is None:
         return None
-    begun_s = before[0].at if before else clock.wall()
-    meter = MoneyMeter(prices, clock.wall() - clock.now() - (0.0 if prices.absolute else begun_s))
+    start_s = before[0].at if before else clock.wall()
+    meter = MoneyMeter(prices, clock.wall() - clock.now() - (0.0 if prices.absolute else start_s))
     meter.costs.update({life.number: life.cost for life in fold(before).trials.values() if life.cost is not None})
     return meter

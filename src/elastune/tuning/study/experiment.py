@@ -20,7 +20,7 @@ from elastune.core.sync_plan import SYNC_NAMES, SyncChoice, chooses, strategy_se
 from elastune.elastic.wire.contact import left_behind
 from elastune.runtime.clusters.base import RunFiles
 from elastune.runtime.job.pool import JobEvent
-from elastune.runtime.job.validation import NO_POLICY, check_adapt, check_means
+from elastune.runtime.job.validation import NO_POLICY, check_adapt, check_execution
 from elastune.tuning.search.objective import Objective
 from elastune.tuning.search.schedule import FixedTrial, IntermediateResult
 from elastune.tuning.search.suggester import Suggestion
@@ -154,7 +154,7 @@ class Tuning:
     def _refused(self, spec: RunSpec) -> str:
         """The reason why a run cannot start; "": it can."""
         try:
-            check_means(spec)
+            check_execution(spec)
             check_adapt(spec.adapt, self._plan.program, spec)
         except UserError as error:
             return str(error)

@@ -161,5 +161,5 @@ class _NoReplay(SearchReplay):
     def __init__(self) -> None:
         pass
 
-    def hear(self, record: Record, estimates: Callable[[], Estimates] = dict) -> Suggestion | None:
+    def observe(self, record: Record, estimates: Callable[[], Estimates] = dict) -> Suggestion | None:
         return None

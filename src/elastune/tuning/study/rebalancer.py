@@ -525,13 +525,13 @@ class Rebalancer:
         """Drop the request of a trial that was held back: others may come before it."""
         self._waiting = None
 
-    def begun(self, trial: int, workers: int) -> None:
+    def trial_started(self, trial: int, workers: int) -> None:
         """Record that ``trial`` started or resumed."""
         self._broker.started(trial, workers // self._replica, *self._bounds, self._clock.now(), self._slots)
         self._waiting = None
         self.changed = True
 
-    def heard(self, trial: int, record: Record) -> None:
+    def record_event(self, trial: int, record: Record) -> None:
         """Record an event of a running trial."""
         now_s, job = self._clock.now(), self._pool.jobs.get(trial)
         if isinstance(record, Reported) and job is not None:

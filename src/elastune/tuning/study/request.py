@@ -24,7 +24,7 @@ EXACT, FAST = ExecutionSettings(), ExecutionSettings(mode="fast")
 
 def option_field(default: T, help_text: str) -> T:
     """Return a dataclass field with ``default`` and the help text of its command-line option."""
-    return field(default=default, metadata={"told": help_text})
+    return field(default=default, metadata={"help": help_text})
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class StudyRequest(SearchRequest):
             rule = "more is trained in a study of elastune tune, without --prices and not simulated"
             raise UserError(rule, out, "begin another one")
         plain = {each.name: settings[each.name] for each in fields(cls) if each.name in settings}
-        data, begun, bounds = settings.get("data"), settings.get("start_from"), settings.get("trial_workers")
+        data, start_from, bounds = settings.get("data"), settings.get("start_from"), settings.get("trial_workers")
         plain |= {
             "program": Program(
                 Path(settings["program"]),
@@ -167,7 +167,7 @@ class StudyRequest(SearchRequest):
             "resume": True,
             "execution": ExecutionSettings.from_json(settings["execution"]),
             "sync": SyncChoice.of(settings),
-            "start_from": None if begun is None else StartFrom.from_json(begun),
+            "start_from": None if start_from is None else StartFrom.from_json(start_from),
             "warm_start": tuple(map(Path, settings.get("warm_start", ()))),
             "constraints": tuple(settings.get("constraints", ())),
             "until": tuple(settings.get("until", ())),

@@ -455,7 +455,7 @@ class AssetPoint:
         file: The path of the model; "" for a trial.
         sha256: The digest of ``file`` when it was written.
         test: The score on held-out data, where known. No choice uses it.
-        untold: Initial weights of its trials whose training is in no journal, so that ``training_s`` lacks it.
+        unrecorded: Initial weights of its trials whose training is in no journal, so that ``training_s`` lacks it.
     """
 
     form: str
@@ -464,7 +464,7 @@ class AssetPoint:
     method: str = ""
     file: str = ""
     test: float | None = None
-    untold: tuple[str, ...] = ()
+    unrecorded: tuple[str, ...] = ()
     sha256: str = ""
     parts: tuple[str, ...] = ()
 
@@ -560,7 +560,7 @@ def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
         training = training_of(entries, table, [trial for trial in members if trial in table.trials])
         seconds = training.worker_seconds + more.pop("parts_s", 0.0)
         values = {name: score, TRAINING: seconds, INFERENCE: float(parameters)}
-        return AssetPoint(form, members, values, untold=(*training.untold, *more.pop("untold", ())), **more)
+        return AssetPoint(form, members, values, unrecorded=(*training.unrecorded, *more.pop("unrecorded", ())), **more)
 
     points: dict[object, AssetPoint] = {}  # a newer entry replaces an older one of the same model
     for asset in comparable:
@@ -575,7 +575,7 @@ def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
             "sha256": asset.sha256,
         }
         fields_of_asset["parts"] = parts
-        fields_of_asset |= {"parts_s": asset.parts_s, "untold": asset.untold}
+        fields_of_asset |= {"parts_s": asset.parts_s, "unrecorded": asset.unrecorded}
         points[asset.file] = point(asset.form, trials, asset.score, asset.parameters, **fields_of_asset)
     objectives = (Objective(name, newest.direction), Objective(TRAINING, "min"), Objective(INFERENCE, "min"))
     return Assets(newest.data, objectives, tuple(points.values()))
@@ -584,7 +584,7 @@ def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
 def asset_json(point: AssetPoint) -> dict[str, Any]:
     """Return a point as plain values."""
     values = {field.name: getattr(point, field.name) for field in fields(point)}
-    lists = {name: list(values[name]) for name in ("trials", "untold", "parts")}
+    lists = {name: list(values[name]) for name in ("trials", "unrecorded", "parts")}
     return {**values, **lists, "trouble": point.trouble}
 
 

@@ -73,7 +73,7 @@ def tune(
     cluster: Cluster | ClusterRequest | None = None,
     observe: Observe | None = None,
     environment: Environment | None = None,
-    given: Schedule | None = None,
+    fixed_trials: Schedule | None = None,
 ) -> Study:
     """Search until the budget is spent, the space is exhausted or the user presses Ctrl-C.
 
@@ -99,7 +99,7 @@ def tune(
     """
     study = checked(request, space, cluster)
     plan, before, earlier, predicted = study.plan, study.before, study.earlier, study.predicted
-    settings = plan.settings if given is None else {**plan.settings, **_space_in(before)}
+    settings = plan.settings if fixed_trials is None else {**plan.settings, **_space_in(before)}
     changed = study_changes(settings, before, request.program, request.accept_changes)
     surroundings = environment or Environment()
     with (
@@ -118,14 +118,14 @@ def tune(
 
         meter = resume_meter(request.prices, before, surroundings.clock)
         loop = _loop(
-            plan, place, surroundings, keep, journal.settle, meter, None if given is None else before, predicted
+            plan, place, surroundings, keep, journal.settle, meter, None if fixed_trials is None else before, predicted
         )
         stack.callback(loop.close)  # also after an error: a cluster of the caller stays open, but its trials must end
         loop.replay(before, settings, request.command, changed)
         if predicted is not None and predicted_in(before) is None:
             keep(predicted)
-        if given is not None:
-            reason = loop.run(Bounds(), lambda: interrupts.count, given)
+        if fixed_trials is not None:
+            reason = loop.run(Bounds(), lambda: interrupts.count, fixed_trials)
             loop.finish(reason if reason == "interrupted" else "all that was given is trained")
             return Study.load(request.out)
         for earlier_results in take_over(plan, earlier, place, surroundings.clock, lambda: interrupts.count):
@@ -260,8 +260,8 @@ def _loop(
 def _study_prediction(plan: Plan, before: Sequence[Entry]) -> ScalingPredicted | None:
     """The predicted scaling of trials. A prediction in the journal comes first, since earlier decisions used it."""
     journaled, plan_folder = predicted_in(before), plan.request.plan
-    begun = any(isinstance(entry.record, TrialStarted) for entry in before)
-    if plan_folder is None or not (journaled or begun):
+    has_trials = any(isinstance(entry.record, TrialStarted) for entry in before)
+    if plan_folder is None or not (journaled or has_trials):
         return journaled or _predict(plan)
     if journaled is None or abspath(plan_folder) != abspath(journaled.source):
         fix = "leave out --plan" if journaled is None else f"use {journaled.source}, or leave out --plan"
@@ -277,7 +277,7 @@ def _predict(plan: Plan) -> ScalingPredicted | None:
     made = plan_in(request.plan)
     samples = [*corners(plan.space, request.seed), *probe(plan.space, PROBED, request.seed)]
     sizes = [each.values.get(BATCH, plan.config.get(BATCH)) for each in samples]
-    batches = [each for each in sizes if isinstance(each, int) and each > 0] or [int(made.found["size"]["batch_size"])]
+    batches = [each for each in sizes if isinstance(each, int) and each > 0] or [int(made.answer["size"]["batch_size"])]
     return predict_scaling(made, request.plan, request.program.path, request.execution, batches, request.trial_workers)
 
 

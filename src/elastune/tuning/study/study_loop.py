@@ -118,7 +118,7 @@ class StudyLoop:
         self._rules = rules or StopRules()
         self._budget = Budget(self.table, pool, clock, self._rules)
         self._ready: PreparedTrial | None = None
-        proposals.note = self.tell
+        proposals.note = self.write_record
         self._next = TrialChooser(experiment, self._search_state, proposals, self.table, self._budget, clock, holding)
         self._failure_limit = FailureLimit()
         self._was_listening = False
@@ -151,28 +151,28 @@ class StudyLoop:
         check_params(entry.record for entry in entries if isinstance(entry.record, TrialStarted))
         replay = self._proposals.replay(entries, self.table.since)
         for entry in entries:
-            self._hear(entry)
+            self._observe(entry)
             record = entry.record
             if getattr(record, "trial", self.table.since) < self.table.since:
                 continue
             if isinstance(record, TrialFinished) and record.trial in self.table.trials:
                 record = self._experiment.for_search(self.table.trials[record.trial])
-            suggestion = replay.hear(record, self._search_state.estimates)
+            suggestion = replay.observe(record, self._search_state.estimates)
             if suggestion is not None and isinstance(result := self._experiment.new(suggestion, None), TrialFinished):
                 self._proposals.tell(suggestion.number, result)  # the same was trained already
         self._proposals.finish_replay(replay)
         self._budget.resume()
-        self.tell(StudyStarted(settings, machine_context(), resumed=bool(entries), command=command))
+        self.write_record(StudyStarted(settings, machine_context(), resumed=bool(entries), command=command))
         for number in self._keeper.undecided(self.table):
             self._keep_or_remove(number, self._keeper.folder(number))
         to_pause = self._search_state.verdicts
         survivors = surviving_jobs(self.table, entries, self._experiment, self._clock.wall(), to_pause)
         adopted = self._pool.adopt(survivors)
         for paused in cut_off(self.table, entries, adopted):
-            self.tell(paused)
+            self.write_record(paused)
         self._data_seen = common_data(self.table)
         if changed:
-            self.tell(ChangesAccepted(list(changed), first_trial=self._first_new))
+            self.write_record(ChangesAccepted(list(changed), first_trial=self._first_new))
         self._was_listening = bool(entries) and isinstance(entries[-1].record, WORKER_RECORDS)
         for number in adopted:
             if number in to_pause:  # the controller had no time left to pause it
@@ -180,7 +180,7 @@ class StudyLoop:
 
     def learn(self, earlier: WarmStarted) -> None:
         """Take over results and proposals of an earlier study, before any new trial."""
-        self.tell(earlier)
+        self.write_record(earlier)
         self._proposals.learn(earlier)
 
     @property
@@ -239,17 +239,17 @@ class StudyLoop:
 
     def finish(self, reason: str) -> None:
         """Record the end of the study."""
-        self.tell(StudyFinished(reason, self.elapsed_s))
+        self.write_record(StudyFinished(reason, self.elapsed_s))
 
     def close(self) -> None:
         """End all running trials and the search. Idempotent."""
         self._pool.abandon()
         self._proposals.close()
 
-    def tell(self, record: Record) -> None:
+    def write_record(self, record: Record) -> None:
         """Write a record into the journal, and then act on it."""
         self._keep(record)
-        self._hear(Entry(self._clock.wall(), record))
+        self._observe(Entry(self._clock.wall(), record))
 
     def _enter(self, bounds: Bounds, schedule: Schedule | None) -> None:
         self._budget.bounds = bounds
@@ -260,7 +260,7 @@ class StudyLoop:
             left_s, left_worker_s = max(self._budget.left_s, 0.0), max(self._budget.left_worker_s, 0.0)
             self._rebalancer = self._make_rebalancer(self._pool, self._clock, left_s, left_worker_s)
             for number, job in self._pool.jobs.items():
-                self._rebalancer.begun(number, job.wished)
+                self._rebalancer.trial_started(number, job.wished)
 
     def _patience_s(self) -> float:
         """Seconds that the loop may wait for events."""
@@ -294,8 +294,8 @@ class StudyLoop:
     def _choose(self) -> PreparedTrial | None:
         """The next trial. A trial that cannot run is recorded as infeasible with its reason, and passed over."""
         while (ready := self._next.choose()) is not None and ready.refused:
-            self.tell(ready.record)
-            self.tell(TrialFinished(ready.number, "infeasible", reason=f"refused: {ready.refused}"))
+            self.write_record(ready.record)
+            self.write_record(TrialFinished(ready.number, "infeasible", reason=f"refused: {ready.refused}"))
             self._proposals.tell(ready.number, self._experiment.for_search(self.table.trials[ready.number]))
         return ready
 
@@ -303,34 +303,36 @@ class StudyLoop:
         """Start or resume a trial."""
         self._ready, ready = None, ready.on(workers)
         ready = replace(ready, spec=replace(ready.spec, data_seen=self._data_seen))
-        self.tell(ready.record)
+        self.write_record(ready.record)
         try:
             self._pool.start(ready.number, ready.spec)
         except NoRoomError as error:  # a host has left since its workers were counted
             if not self._pool.varies:
                 raise
-            self.tell(TrialPaused(ready.number, self.table.trials[ready.number].epoch, 0.0, 0.0, str(error), True))
+            self.write_record(
+                TrialPaused(ready.number, self.table.trials[ready.number].epoch, 0.0, 0.0, str(error), True)
+            )
             return
         if self._rebalancer is not None:
-            self._rebalancer.begun(ready.number, workers)
+            self._rebalancer.trial_started(ready.number, workers)
 
     def _rebalance(self, rebalancer: Rebalancer) -> None:
         """Let the rebalancer decide which trial begins, and which trials get fewer or more workers."""
         while True:
-            if self._ready is None or self._ready.last:  # a trial that is held back makes way for later ones
+            if self._ready is None or self._ready.last:  # later trials go before a held one
                 ready = self._choose()
                 if ready is not self._ready:
                     self._request_workers(rebalancer, ready)
             if rebalancer.due_s > 0:
                 return
             for progress in rebalancer.looks():
-                self.tell(progress)
+                self.write_record(progress)
             running = {number: self.table.trials[number] for number in self._pool.jobs}
             rungs = {number: rungs_passed(trial.epoch, trial.epochs) for number, trial in running.items()}
             supply = self._search_state.schedule.supplies and not self._next.exhausted and not self._budget.spent()
             result = rebalancer.rebalance(self._search_state.expected_values(), rungs, supply)
             for record in result.moved:
-                self.tell(record)
+                self.write_record(record)
             if self._ready is None or not result.begins:
                 return
             self._begin(self._ready, result.begins)
@@ -359,21 +361,21 @@ class StudyLoop:
                 continue
             if isinstance(event.record, Reported):
                 workers = self._average(self.table.trials[event.job], event)
-                self.tell(TrialReported(event.job, event.record, workers, event.cost))
+                self.write_record(TrialReported(event.job, event.record, workers, event.cost))
                 if event.job in self._search_state.verdicts and event.job in self._pool.jobs:
                     self._pool.pause(event.job)
             elif isinstance(event.record, Regrouped):
-                self.tell(TrialRegrouped(event.job, event.record))
+                self.write_record(TrialRegrouped(event.job, event.record))
             elif isinstance(event.record, Adopted):
-                self.tell(TrialAdopted(event.job, event.record))
+                self.write_record(TrialAdopted(event.job, event.record))
             elif isinstance(event.record, StartedFrom):
-                self.tell(TrialStartedFrom(event.job, event.record))
+                self.write_record(TrialStartedFrom(event.job, event.record))
             elif isinstance(event.record, LinkMeasured):
-                self.tell(event.record)
+                self.write_record(event.record)
             elif isinstance(event.record, ChangesAccepted) and self.table.since < self._first_new:
-                self.tell(replace(event.record, step=0, epoch=0, first_trial=self._first_new))
+                self.write_record(replace(event.record, step=0, epoch=0, first_trial=self._first_new))
             if self._rebalancer is not None:
-                self._rebalancer.heard(event.job, event.record)
+                self._rebalancer.record_event(event.job, event.record)
 
     def _average(self, life: TrialSummary, event: JobEvent) -> float:
         """The average number of workers of a trial, over all times that it ran."""
@@ -392,7 +394,7 @@ class StudyLoop:
             self._fatal_error = error
             return  # it has no result: a resumed study goes on with it
         raise_if_disk_full(event)
-        self.tell(replace(self._experiment.result(life, event), cost=event.cost))
+        self.write_record(replace(self._experiment.result(life, event), cost=event.cost))
         self._search_state.verdicts.pop(number, None)
         if isinstance(event.outcome, RunFinished):
             self._keep_or_remove(number, event.spec.out)
@@ -404,7 +406,7 @@ class StudyLoop:
         """Apply the retention rule after the end of trial ``number`` in ``folder``."""
         decision = self._keeper.ended(number, folder, self.table, self._search_state.standing())
         for record in decision.records:
-            self.tell(record)
+            self.write_record(record)
         self._keeper.remove(decision.folders)
 
     def _paused(self, life: TrialSummary, event: JobEvent, end_reason: str) -> None:
@@ -418,17 +420,17 @@ class StudyLoop:
             self._pool.files.back_to_epoch(event.spec.out)
         epoch = max(life.epoch, event.outcome.epoch if isinstance(event.outcome, RunFinished) else 0)
         used = event.seconds, event.worker_seconds
-        self.tell(TrialPaused(life.number, epoch, *used, reason, held or not planned, event.cost, held))
+        self.write_record(TrialPaused(life.number, epoch, *used, reason, held or not planned, event.cost, held))
 
-    def _hear(self, entry: Entry) -> None:
+    def _observe(self, entry: Entry) -> None:
         """Act on a new or replayed entry of the journal."""
-        self.table.hear(entry)
+        self.table.observe(entry)
         number = getattr(entry.record, "trial", None)
         if self._holding is not None and (number is None or number >= self.table.since):
-            self._holding.hear(entry)
+            self._holding.observe(entry)
         if number in self.table.trials and number >= self.table.since:
-            self._search_state.hear(entry.record, self.table.trials[number])
-            self._rules.hear(entry.record, self.table.trials[number])
+            self._search_state.observe(entry.record, self.table.trials[number])
+            self._rules.observe(entry.record, self.table.trials[number])
 
 
 # --- the state of the search ---
@@ -462,7 +464,7 @@ class SearchState:
         """Let ``schedule`` decide from now on, and pass it the events of its phase."""
         self.schedule = self._by_phase[schedule.phase] = schedule
 
-    def hear(self, record: Record, life: TrialSummary) -> None:
+    def observe(self, record: Record, life: TrialSummary) -> None:
         """Record an event of the trial of ``life``, new or replayed."""
         number, phase = life.number, life.started.phase
         if isinstance(record, TrialFinished) and phase in self._judged and record.state == "complete":
@@ -661,19 +663,19 @@ def surviving_jobs(
             records = _run_records(entries, number)
             changed = any(isinstance(record, Regrouped | Adopted) for record in records)
             stop_at = life.last_at if number in to_pause else None
-            run = SurvivingRun(spec, records, life.begun_at, stop_at)
+            run = SurvivingRun(spec, records, life.last_start_at, stop_at)
             jobs[number] = SurvivingJob(run, _used(life, now)[1] if changed else None)
     return jobs
 
 
 def _by_beginning(entries: Iterable[Entry], numbers: Collection[int]) -> list[int]:
     """``numbers`` in the order in which the trials last started or resumed."""
-    begun: dict[int, None] = {}
+    started: dict[int, None] = {}
     for record in (entry.record for entry in entries):
         if isinstance(record, TrialStarted | TrialResumed) and record.trial in numbers:
-            begun.pop(record.trial, None)
-            begun[record.trial] = None
-    return list(begun)
+            started.pop(record.trial, None)
+            started[record.trial] = None
+    return list(started)
 
 
 def cut_off(table: TrialTable, entries: Sequence[Entry], adopted: Collection[int]) -> list[TrialPaused]:
@@ -692,7 +694,7 @@ def cut_off(table: TrialTable, entries: Sequence[Entry], adopted: Collection[int
 
 def _used(life: TrialSummary, at: float) -> tuple[float, float]:
     """Seconds and worker-seconds that a trial had used at time ``at``, since it last started or resumed."""
-    seconds = max(at - life.begun_at, 0.0)
+    seconds = max(at - life.last_start_at, 0.0)
     total = (life.average or life.first_workers) * (life.seconds + seconds)
     return seconds, max(total - life.worker_seconds, 0.0)
 
@@ -708,7 +710,7 @@ def _run_records(entries: Iterable[Entry], trial: int) -> list[Record]:
                 records.append(report)
             case TrialRegrouped(trial=number, change=change) if number == trial:
                 records.append(change)
-            case TrialAdopted(trial=number, found=adopted) if number == trial:
+            case TrialAdopted(trial=number, adopted=adopted) if number == trial:
                 records.append(adopted)
     return records
 

@@ -196,9 +196,9 @@ class ThroughputTable:
         """Workers -> expected speed of ``trial``, relative to one another."""
         return self._shape
 
-    def _is_estimated(self, workers: int, own: dict[int, float]) -> bool:
-        """Whether the speed on ``workers`` is estimated for a trial that ran on those of ``own``."""
-        return self._prior is not None or workers <= 2 * max(own)
+    def _is_estimated(self, workers: int, measured: dict[int, float]) -> bool:
+        """Whether the speed on ``workers`` is estimated for a trial that ran on those of ``measured``."""
+        return self._prior is not None or workers <= 2 * max(measured)
 
     def _batch(self, trial: int) -> float | None:
         """Samples of a step of ``trial``; None: unknown."""
@@ -337,7 +337,7 @@ class BatchTable(ThroughputTable):
         counts = {*(2**octave for octave in octaves), *self._measured.get(trial, ())}
         return {workers: math.exp(log_speedup(fitted, self._effective_workers(workers))) for workers in sorted(counts)}
 
-    def _is_estimated(self, workers: int, own: dict[int, float]) -> bool:
+    def _is_estimated(self, workers: int, measured: dict[int, float]) -> bool:
         return True
 
     def _batch(self, trial: int) -> float | None:

@@ -90,7 +90,7 @@ class Progress:
 
 @dataclass
 class _Run:
-    """A trial that runs since ``begun_s`` on ``workers``, and should have ``wish``.
+    """A trial that runs since ``start_s`` on ``workers``, and should have ``wish``.
 
     Since the last change of its workers: its ``last`` report, its newest measurement ``seen`` (step, second), and the
     number of measurements ``looks``. ``untouched``: it has had the same workers from its first step on.
@@ -98,7 +98,7 @@ class _Run:
 
     workers: int
     wish: int
-    begun_s: float
+    start_s: float
     untouched: bool = False
     last: Reported | None = None
     seen: tuple[int, float] | None = None
@@ -112,7 +112,7 @@ class _Run:
 class TrialProgress:
     """Progress and speed of all trials of a study, measured between changes of their workers.
 
-    A ``Broker`` calls the methods one by one, or ``hear`` takes all events from the study's journal.
+    A ``Broker`` calls the methods one by one, or ``observe`` takes all events from the study's journal.
 
     Args:
         table: The speeds of trials.
@@ -182,7 +182,7 @@ class TrialProgress:
             run.looks += 1
         run.seen, run.workers = (step, now_s), workers
 
-    def hear(self, entry: Entry) -> None:
+    def observe(self, entry: Entry) -> None:
         """Record an entry of the study's journal."""
         match entry.record:
             case TrialStarted(trial=trial, execution=execution, parent=parent):
@@ -190,8 +190,8 @@ class TrialProgress:
                 self.began(trial, workers, entry.at, first=parent is None)
             case TrialResumed(trial=trial, workers=workers):
                 self.began(trial, workers // self._replica, entry.at)
-            case TrialAdopted(trial=trial, found=found):
-                self.began(trial, len(found.workers) // self._replica, entry.at)
+            case TrialAdopted(trial=trial, adopted=adopted):
+                self.began(trial, len(adopted.workers) // self._replica, entry.at)
             case TrialReallocated(trial=trial, after=after):
                 self.reallocated(trial, after // self._replica)
             case TrialRegrouped(trial=trial, change=change):
@@ -234,7 +234,7 @@ class TrialProgress:
         lengths = [Length(trial, length_s) for trial, length_s in lengths_s if length_s is not None]
         for trial, run in self._runs.items():
             if trial not in self.progress:
-                lengths.append(Length(trial, (now_s - run.begun_s) * epochs * run.workers, at_least=True))
+                lengths.append(Length(trial, (now_s - run.start_s) * epochs * run.workers, at_least=True))
         return lengths
 
 
@@ -255,9 +255,9 @@ class HeldTrials:
         self._since_s: dict[int, float] = {}
         self._judged: set[int] = set()
 
-    def hear(self, entry: Entry) -> None:
+    def observe(self, entry: Entry) -> None:
         """Record a new or replayed entry of the journal."""
-        self._trial_progress.hear(entry)
+        self._trial_progress.observe(entry)
         match entry.record:
             case TrialPaused(trial=trial, held=True):
                 self.holds(trial, entry.at)

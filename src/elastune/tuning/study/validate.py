@@ -17,13 +17,20 @@ from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Entry, StudyStarted, TrialFinished, TrialStarted
 from elastune.core.journal.trials import Change
-from elastune.core.run import Adapt, Config, Elastic, ProgramSource, RunSpec
+from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec
 from elastune.core.sync_plan import SyncChoice, chooses, in_full, strategy_settings
-from elastune.runtime.job.validation import check_adapt, check_means, check_values, policies_of, spot_of, why_impossible
+from elastune.runtime.job.validation import (
+    check_adapt,
+    check_execution,
+    check_values,
+    policies_of,
+    spot_of,
+    why_impossible,
+)
 from elastune.train.checkpoints.start_from import digest_of_weights
 from elastune.train.program.load import LoadedProgram, load_as_guest, setting_of
 from elastune.train.program.overrides import override
-from elastune.train.program.source import meaning, reported_metrics, source_of
+from elastune.train.program.source import program_digest, reported_metrics, source_of
 from elastune.train.program.space import Sample, Space, corners, enumerate_all, probe
 from elastune.tuning.search.constraint import Constraint, all_texts, evaluate, parse_constraints, violations
 from elastune.tuning.search.early_stopping import make_schedule
@@ -78,7 +85,7 @@ class Plan:
         plain["train"] = self.request.program.train
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["data"] = self.request.program.data_text
-        plain["arguments"] = list(self.request.program.arguments)
+        plain |= {"arguments": list(own)} if (own := self.request.program.arguments) else {}
         plain["start_from"] = self.request.start_from and self.request.start_from.to_json()
         plain["execution"] = self.request.execution.to_json()
         plain |= self.request.sync.to_json()
@@ -86,7 +93,7 @@ class Plan:
         plain["defaults"] = self.config
         plain["plan"] = None if self.request.plan is None else str(self.request.plan)
         plain["warm_start"] = [str(path) for path in self.request.warm_start]
-        plain["meaning"] = meaning(self.request.program)
+        plain["program_digest"] = program_digest(self.request.program)
         plain["source"], plain["space"] = self.source, self.seen
         del plain["accept_changes"]  # it counts for one resumption only
         return {"kind": "tune", **plain}
@@ -112,7 +119,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         raise UserError("a budget must be positive and finite", request.worker_hours, "for example --worker-hours 8")
     elastic = Elastic(collective_timeout_s=request.collective_timeout_s)
     spec = RunSpec(request.program, request.out, seed=request.seed, execution=request.execution, elastic=elastic)
-    check_means(replace(spec, sync=request.sync.sync, sync_schedule=request.sync.schedule))
+    check_execution(replace(spec, sync=request.sync.sync, sync_schedule=request.sync.schedule))
     if request.workers < 1:
         raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")
     program = load_as_guest(request.program, request.seed)
@@ -151,6 +158,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     _check_policies(samples, program)
     check_adapt(Adapt((), request.monitors), program, replace(spec, sync=request.sync.sync))
     _check_bounds(request, samples)
+    request = replace(request, execution=_with_slots(request, samples, config))
     _check_trials(request, samples, constraints, config)
     check_feasible(complete_space, constraints, {}, request.seed)
     target = None if request.target is None else parse_target(request.target)
@@ -192,6 +200,21 @@ def _check_set(config: Config, samples: Sequence[Sample]) -> None:
         if any(setting_of(sample.values, name) != plain for sample in samples):
             fix = f"leave out {name} here, or in what space(trial) returns"
             raise UserError("a setting is either set or searched", f"{name}={value!r}", fix)
+
+
+def _with_slots(request: StudyRequest, samples: Sequence[Sample], config: Config) -> ExecutionSettings:
+    """The execution settings with a slot for each worker of the largest trial.
+
+    All trials have as many slots: in ``exact`` mode a trial's number of workers does not show in its result.
+    """
+    slots = request.execution.num_slots
+    for sample in samples:
+        try:
+            _, execution, _ = trial_settings(sample.values, config, request.execution, request.workers)
+        except UserError:  # the trial is refused where all that it chooses is checked
+            continue
+        slots = max(slots, execution.num_slots)
+    return replace(request.execution, num_slots=slots)
 
 
 def _check_policies(samples: Sequence[Sample], program: LoadedProgram) -> None:

@@ -116,12 +116,12 @@ def earlier_studies(request: StudyRequest, before: Sequence[Entry]) -> list[Earl
 
 def _read(source: Path) -> EarlierStudy:
     entries = read(source / JOURNAL)
-    begun = next((e.record for e in entries if isinstance(e.record, StudyStarted)), None)
-    if begun is None:
+    study_start = next((e.record for e in entries if isinstance(e.record, StudyStarted)), None)
+    if study_start is None:
         raise UserError("a warm start needs the folder of a study", source, "give the --out of elastune tune")
     table = fold(entries)
     check_params(life.started for life in table.trials.values())
-    return EarlierStudy(str(source), begun.settings, tuple(table.trials[number] for number in table.ended))
+    return EarlierStudy(str(source), study_start.settings, tuple(table.trials[number] for number in table.ended))
 
 
 def take_over(
@@ -150,7 +150,7 @@ def take_over(
             similarity=each.similarity,
             left_out=each.left_out,
             differs=list(each.differs),
-            told=[EarlierTrial(comparable[i].sample.params, dict(comparable[i].metrics)) for i in chosen],
+            results=[EarlierTrial(comparable[i].sample.params, dict(comparable[i].metrics)) for i in chosen],
             proposed=[each.fits[i].sample.params for i in each.best[:proposed]],
         )
 
@@ -174,9 +174,9 @@ def _compare(plan: Plan, earlier: EarlierStudy, try_out: Callable[[Sample], RunF
         return _ComparedStudy(earlier, fits, left_out)
     timed = clocked(objectives, constraints)
     first = fits[best[0] if best else 0]
-    earlier_context = _context(str(earlier.settings.get("meaning", "")), first.context, timed)
+    earlier_context = _context(str(earlier.settings.get("program_digest", "")), first.context, timed)
     run = try_out(first.sample)
-    context = _context(str(plan.settings["meaning"]), run.context, timed) if run is not None else _UNTRIED
+    context = _context(str(plan.settings["program_digest"]), run.context, timed) if run is not None else _UNTRIED
     likeness = similarity(context, earlier_context)
     same = likeness == 1 and context.known
     results = [i for i, each in enumerate(fits) if same and _comparable(plan, earlier, each, context, timed)]

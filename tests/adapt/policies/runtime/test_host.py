@@ -321,7 +321,7 @@ def test_a_name_is_used_once_at_a_time() -> None:
     for _ in range(3):
         crowd.exchange()
     assert not crowd.waiting
-    assert "is under way (got x)" in crowd.failures()[0][1].detail
+    assert "needs a name of its own until its result (got x)" in crowd.failures()[0][1].detail
 
 
 def test_a_worker_without_the_policy_is_named() -> None:
@@ -349,7 +349,7 @@ def test_a_hook_that_asks_for_other_things_each_time_it_is_run_is_ended() -> Non
     crowd.call("after_step")
     crowd.exchange()
     assert not crowd.waiting
-    assert all("must ask for the same collectives" in failure.detail for _, failure in crowd.failures())
+    assert all("must call the same collectives" in failure.detail for _, failure in crowd.failures())
 
 
 def test_what_a_hook_does_to_a_result_is_not_there_when_it_is_run_again() -> None:
@@ -684,5 +684,5 @@ def test_numbers_of_numpy_become_plain_ones() -> None:
     ],
 )
 def test_rubbish_state_is_refused(told: Any) -> None:
-    with pytest.raises(UserError, match="no state of policies"):
+    with pytest.raises(UserError, match="state of policies"):
         hosting(("it", Keeps())).load(told)

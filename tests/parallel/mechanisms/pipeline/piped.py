@@ -264,5 +264,5 @@ def train(worker: Worker, cases: list[Case], stages: int) -> None:
         comms = form_comms(GlooFactory("lo", LIMIT_S), worker.store, str(n), worker.rank, Mesh(pipeline=stages))
         run = Run(case, comms)
         run.all_steps()
-        worker.say("trained", run.state(), run.evaluated(), run.losses if run.speaks else None)
-    worker.hear()
+        worker.send("trained", run.state(), run.evaluated(), run.losses if run.speaks else None)
+    worker.receive()

@@ -25,9 +25,9 @@ def trained(cases: list[Any], stages: int) -> list[list[tuple[Any, ...]]]:
     import piped
 
     with processes(stages, piped.train, cases, stages) as them:
-        found = [[them.hear(rank)[1:] for rank in range(stages)] for _ in cases]
+        found = [[them.receive(rank)[1:] for rank in range(stages)] for _ in cases]
         for rank in range(stages):
-            them.tell(rank, "end")
+            them.send(rank, "end")
         return found
 
 

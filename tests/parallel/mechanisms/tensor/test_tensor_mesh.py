@@ -81,7 +81,7 @@ def work(worker: Worker) -> None:
         if worker.rank < mesh.workers:
             comms = form_comms(factory, worker.store, str(mesh), worker.rank, mesh)
             states = {name: trained(EXAMPLES[name], comms) for name in TRAINED}
-            worker.say(
+            worker.send(
                 {
                     name: {param_block: sha(value) for param_block, value in state.items()}
                     for name, state in states.items()
@@ -89,14 +89,14 @@ def work(worker: Worker) -> None:
             )
     mesh = Mesh(data=2, tensor=2)
     comms = form_comms(factory, worker.store, "fast", worker.rank, mesh)
-    worker.say({name: trained(EXAMPLES[name], comms, "fast", torch.float64) for name in FAST})
-    worker.hear()
+    worker.send({name: trained(EXAMPLES[name], comms, "fast", torch.float64) for name in FAST})
+    worker.receive()
 
 
 def test_the_mesh_does_not_show() -> None:
     with processes(4, work) as them:
-        found = {mesh: [them.hear(rank)[0] for rank in range(mesh.workers)] for mesh in MESHES}
-        fast = [them.hear(rank)[0] for rank in range(4)]
+        found = {mesh: [them.receive(rank)[0] for rank in range(mesh.workers)] for mesh in MESHES}
+        fast = [them.receive(rank)[0] for rank in range(4)]
     alone = found[Mesh()][0]
     for mesh, workers in found.items():
         for name in TRAINED:

@@ -188,10 +188,10 @@ def work(worker: Worker) -> None:
             comms = form_comms(factory, worker.store, str(mesh), worker.rank, mesh)
             for case in CASES:
                 state, loss = trained(*case, comms)
-                worker.say({param_block: sha(value) for param_block, value in state.items()}, loss)
+                worker.send({param_block: sha(value) for param_block, value in state.items()}, loss)
             if mesh == Mesh(tensor=2):
-                worker.say(refused(comms))
-    worker.hear()
+                worker.send(refused(comms))
+    worker.receive()
 
 
 def test_the_mesh_does_not_show() -> None:
@@ -203,14 +203,14 @@ def test_the_mesh_does_not_show() -> None:
                 alone = {param_block: sha(value) for param_block, value in state.items()}
                 together: dict[str, str] = {}
                 for rank in range(mesh.workers):
-                    told, heard = them.hear(rank)
+                    told, heard = them.receive(rank)
                     assert told.items() <= alone.items(), f"{case} on {mesh}"
                     assert heard == loss, f"{case} on {mesh}"
                     together |= told
                 assert together.keys() == alone.keys()
             if mesh == Mesh(tensor=2):
                 for rank in range(2):
-                    ((modes, copied),) = them.hear(rank)
+                    ((modes, copied),) = them.receive(rank)
                     assert "in one mode at a time" in modes
                     assert "a copy of a model" in copied
 

@@ -85,16 +85,16 @@ def work(worker: Worker) -> None:
     for width in range(1, WIDEST + 1):
         if worker.rank < width:
             group = factory.form(worker.store, f"{width}", worker.rank, width)
-            worker.say({name: sha(trained(example, torch.float32, group)) for name, example in EXAMPLES.items()})
+            worker.send({name: sha(trained(example, torch.float32, group)) for name, example in EXAMPLES.items()})
     group = factory.form(worker.store, "fast", worker.rank, worker.size)
-    worker.say({name: trained(example, torch.float64, group, "fast") for name, example in EXAMPLES.items()})
-    worker.hear()
+    worker.send({name: trained(example, torch.float64, group, "fast") for name, example in EXAMPLES.items()})
+    worker.receive()
 
 
 def test_the_width_does_not_show() -> None:
     with processes(WIDEST, work) as them:
-        found = {width: [them.hear(rank)[0] for rank in range(width)] for width in range(1, WIDEST + 1)}
-        fast = [them.hear(rank)[0] for rank in range(WIDEST)]
+        found = {width: [them.receive(rank)[0] for rank in range(width)] for width in range(1, WIDEST + 1)}
+        fast = [them.receive(rank)[0] for rank in range(WIDEST)]
     alone = found[1][0]
     assert alone["gpt, checkpointed"] == alone["gpt, tied"]
     assert len(set(alone.values())) == len(EXAMPLES) - 1

@@ -41,3 +41,12 @@ class Stream(IterableDataset):
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
         return iter(pairs(44, 6))
+
+
+def padded_pairs(count: int) -> TensorDataset:
+    """Texts of five places with a target in some of them: in none of four texts in a row, in all of the last ones."""
+    source = torch.Generator().manual_seed(7)
+    x, y = torch.rand(count, 5, 6, generator=source), torch.randint(0, 4, (count, 5), generator=source)
+    kept = torch.rand(count, 5, generator=source) < torch.linspace(0.1, 1.0, count)[:, None]
+    kept[4:8] = False
+    return TensorDataset(x, torch.where(kept, y, -100))

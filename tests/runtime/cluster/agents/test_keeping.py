@@ -65,7 +65,7 @@ class Controller:
         self.link = Link(there, "a secret of this test", Lines(), list(early), AgentWelcome(0.1, 60.0, GRACE_S))
         self._lines = Lines()
 
-    def hears(self, kind: type, limit_s: float = LIMIT_S) -> list[AgentMessage]:
+    def received(self, kind: type, limit_s: float = LIMIT_S) -> list[AgentMessage]:
         """What the agent says until something of ``kind``."""
         heard: list[AgentMessage] = []
         self.socket.settimeout(limit_s)
@@ -80,7 +80,7 @@ def serving(
     """An agent with a worker whose controller has died, and why it ended."""
     first, whys = Controller([encode(WORKER).strip()]), []
     agent = Agent(
-        first.link, processes, Path("/nowhere"), leaving=lambda: min(leaves, default=None), again=again, tell=tell
+        first.link, processes, Path("/nowhere"), leaving=lambda: min(leaves, default=None), again=again, notify=tell
     )
     thread = threading.Thread(target=lambda: whys.append(agent.serve()), daemon=True)
     first.socket.close()
@@ -100,14 +100,14 @@ def test_who_is_noticed_without_a_controller_tells_the_next_one() -> None:
 
     told: list[str] = []
     thread, whys = serving(processes, leaves, again, told.append)
-    kept, noticed = (m for m in following.hears(PreemptionNoticed) if isinstance(m, WorkerKept | PreemptionNoticed))
+    kept, noticed = (m for m in following.received(PreemptionNoticed) if isinstance(m, WorkerKept | PreemptionNoticed))
     assert isinstance(kept, WorkerKept)
     assert isinstance(noticed, PreemptionNoticed)
     assert (looks, kept.key, noticed.why) == ([1] * 4, WORKER.key, "its agent was asked to end")
     assert 0 < noticed.seconds <= 30.0
     assert processes.ended == []
     processes.events.append(ProcessEnded(processes.lives[0], 0))  # it has left its run
-    (end,) = (message for message in following.hears(WorkerEnded) if isinstance(message, WorkerEnded))
+    (end,) = (message for message in following.received(WorkerEnded) if isinstance(message, WorkerEnded))
     thread.join(LIMIT_S)
     assert (end.code, whys, processes.ended) == (0, [""], [])
     gone, found = told

@@ -37,7 +37,7 @@ class Hosted(AgentLauncher):
     ) -> None:
         self.told: list[str] = []
         told = self.told.append
-        super().__init__("127.0.0.1", 0, own.token, tls=own.tls, versions=VERSIONS, silence_s=silence_s, tell=told)
+        super().__init__("127.0.0.1", 0, own.token, tls=own.tls, versions=VERSIONS, silence_s=silence_s, notify=told)
         self.threads: list[threading.Thread] = []
         self.whys: list[str] = []
         self._notice = notice

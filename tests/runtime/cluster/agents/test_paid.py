@@ -15,7 +15,7 @@ HERE, THERE = "127.0.0.1:1", "127.0.0.1:2"
 
 def host(kind: str, room: int, *coordinators: str, **more: Any) -> AgentHost:
     workers = {key: Bootstrap(key, address, "token") for key, address in enumerate(coordinators)}
-    return AgentHost("a", room, connection=None, heard_at=0.0, workers=workers, kind=kind, **more)  # type: ignore[arg-type]
+    return AgentHost("a", room, connection=None, received_at=0.0, workers=workers, kind=kind, **more)  # type: ignore[arg-type]
 
 
 def test_all_room_is_paid_for_and_workers_are_those_of_the_run() -> None:

@@ -18,6 +18,7 @@ from elastune.runtime.clusters.local import LocalCluster
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_nodes_are_added_for_agents_that_wait_and_removed_after_a_resize(
     tmp_path: Path, cluster: LocalCluster, apart: Callable[[str], dict[str, Any]], program: Path
 ) -> None:

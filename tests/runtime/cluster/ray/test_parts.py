@@ -88,9 +88,9 @@ def test_without_ray_a_line_tells_how_to_install_it(
 def test_an_agent_gets_its_token_and_its_end_is_told() -> None:
     end = run_agent(b"a token that is long enough\n".replace(b" ", b"-"), NOWHERE, lambda: None)
     assert end.code == 2
-    assert "a controller must listen there (got 127.0.0.1:1: Connection refused" in end.said
+    assert "a controller must listen there (got 127.0.0.1:1: Connection refused" in end.last_line
     end = run_agent(b"short", NOWHERE, lambda: None)
-    assert "a token has 16 characters or more" in end.said
+    assert "a token has 16 characters or more" in end.last_line
 
 
 def test_an_agent_dies_with_its_actor() -> None:
@@ -117,7 +117,7 @@ def test_an_actor_runs_one_agent_however_often_it_is_told_to(monkeypatch: pytest
     one.begin(b"short", NOWHERE)  # by a controller that knows nothing of the first time
     end = one.end(60.0)
     assert end is not None
-    assert "a controller must listen there" in end.said
+    assert "a controller must listen there" in end.last_line
     assert one.end(0.0) == end
     assert not left.is_set(), "whoever asked ends it"
 
@@ -133,7 +133,7 @@ def test_an_agent_hears_where_its_next_controller_is(monkeypatch: pytest.MonkeyP
         there.settimeout(60.0)
         there.accept()[0].close()  # it is let in by nobody
     run.join(60.0)
-    assert f"a controller must let its agents in (got {where}: " in ends[0].said
+    assert f"a controller must let its agents in (got {where}: " in ends[0].last_line
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -158,7 +158,7 @@ def test_actors_whose_controller_lives_are_left_alone(tmp_path: Path) -> None:
         says.join()
     check_no_controller(found)
     told: list[str] = []
-    assert RayKind()._left(tmp_path, "127.0.0.2", Access(tell=told.append)) == found
+    assert RayKind()._left(tmp_path, "127.0.0.2", Access(notify=told.append)) == found
     assert told == ["actors elastune-0123abcd are told to come here, to 127.0.0.2 instead of 127.0.0.1"]
     with socket.create_server(("127.0.0.1", found.port)) as other:  # somebody else's port by now
 

@@ -21,6 +21,7 @@ from elastune.report.sample_ledger import ledger
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_the_controller_is_requeued_on_another_node_and_takes_its_workers_over(
     tmp_path: Path, undisturbed: str
 ) -> None:

@@ -375,7 +375,7 @@ def test_jobs_of_a_controller_elsewhere_are_told_to_come_here(programs: Path, tm
     _program(programs, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
     _program(programs, "sbatch", f"cat > {tmp_path}/script; echo 5")
     room = CapacityRequest(tmp_path / "run", 1, 1, grace_s=60.0, adopts=True)
-    with parse_cluster("slurm").open(Access(tell=said.append), room) or nullcontext():
+    with parse_cluster("slurm").open(Access(notify=said.append), room) or nullcontext():
         assert said == ["jobs elastune-0123abcd are told to come here, to 127.0.0.1 instead of 127.0.0.9"]
         assert read_controller_address(folder) == ControllerAddress(FOUND.name, "127.0.0.1", port)
         assert not (tmp_path / "cancelled").exists()
@@ -397,7 +397,7 @@ def test_jobs_that_could_not_find_their_controller_are_ended(asked: str, program
         if asked == "slurm":
             stack.enter_context(socket.create_server(("127.0.0.1", FOUND.port)))
         with pytest.raises(UserError, match="agents with room for 1 workers must come"):
-            parse_cluster(asked).open(Access(gather_s=0.0, tell=said.append), room)
+            parse_cluster(asked).open(Access(gather_s=0.0, notify=said.append), room)
     assert said[0] == "jobs elastune-0123abcd look for their controller at 127.0.0.9:7070: they are ended"
     first, *later = (tmp_path / "cancelled").read_text().splitlines()
     assert first == "--state=PENDING --name=elastune-0123abcd"

@@ -284,7 +284,7 @@ def test_doctor_tells_what_there_is(
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", "--cluster", "slurm:partition=spot", "--json"]) == 0
-    found = {finding["what"]: finding["found"] for finding in json.loads(capfd.readouterr().out)["findings"]}
+    found = {finding["what"]: finding["value"] for finding in json.loads(capfd.readouterr().out)["findings"]}
     assert found["preemption"].startswith("PreemptMode=REQUEUE, JobRequeue=1")
     assert "MaxTime=01:00:00, PreemptMode=REQUEUE, GraceTime=60" in found["partition spot"]
     assert (found["address for agents"], found["shared folder"]) == ("127.0.0.1", str(tmp_path))

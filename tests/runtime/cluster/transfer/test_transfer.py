@@ -15,7 +15,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Checkpointed, CheckpointFailed
 from elastune.core.run import Position
 from elastune.runtime.agents import transfer_client as mover
-from elastune.runtime.agents import transfer_messages as messages
+from elastune.runtime.agents import transfer_messages
 from elastune.runtime.agents.transfer_client import FilesLink, FileTransferClient
 from elastune.runtime.agents.transfer_messages import Ask, Contents, Fetch, FileTaken, Offer, Refused, SendFrom
 from elastune.runtime.agents.transfer_server import UNKNOWN_RUN, CheckpointReceiver, FileTransferServer, IncompleteFile
@@ -86,9 +86,9 @@ def side(tmp_path: Path) -> Iterator[Side]:
     own.server.close()
 
 
-def ask(link: FilesLink, message: messages.FileRequest) -> messages.FileReply:
-    link.say(message)
-    return link.hear()
+def ask(link: FilesLink, message: transfer_messages.FileRequest) -> transfer_messages.FileReply:
+    link.send(message)
+    return link.receive()
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -127,11 +127,15 @@ def test_sizes_are_bounded(size: int) -> None:
 def test_what_is_no_message_is_a_value_error() -> None:
     for line in (b"null", b"{}", b'{"kind":"offer"}', b'{"kind":"piece","content":1}', b"[" * 9999, b"\xff"):
         with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
-            messages.decode_from_agent(line)
+            transfer_messages.decode_from_agent(line)
     with pytest.raises(ValueError, match="no content"):
-        messages.data_of(messages.FilePiece("=A"))
-    said = [Offer(RUN, ".draft-3-1-0", STATE, 1, DIGEST), Ask(RUN, "own", before=3), messages.piece_of(b"\0\xff")]
-    assert [messages.decode_from_agent(messages.encode(message)[:-1]) for message in said] == said
+        transfer_messages.data_of(transfer_messages.FilePiece("=A"))
+    said = [
+        Offer(RUN, ".draft-3-1-0", STATE, 1, DIGEST),
+        Ask(RUN, "own", before=3),
+        transfer_messages.piece_of(b"\0\xff"),
+    ]
+    assert [transfer_messages.decode_from_agent(transfer_messages.encode(message)[:-1]) for message in said] == said
 
 
 # -- the controller's folder ------------------------------------------------------------------------------------------
@@ -265,17 +269,19 @@ def test_a_push_goes_on_where_its_connection_broke(side: Side) -> None:
     whole = offer(content, "tensors.safetensors")
     first = side.link()
     assert ask(first, whole) == SendFrom(0)
-    first.say(messages.piece_of(content[: messages.PIECE_BYTES]))
+    first.send(transfer_messages.piece_of(content[: transfer_messages.PIECE_BYTES]))
     partial = side.out / "checkpoints" / ".draft-3-1-0" / "tensors.safetensors.partial"
-    until(lambda: partial.stat().st_size == messages.PIECE_BYTES)
+    until(lambda: partial.stat().st_size == transfer_messages.PIECE_BYTES)
     first.close()
     second, third = side.link(), side.link()
-    assert ask(second, whole) == SendFrom(messages.PIECE_BYTES)
-    assert ask(third, whole) == SendFrom(messages.PIECE_BYTES)  # the second one is dead, and nobody has noticed
-    second.say(messages.piece_of(b"xxx"))
-    for at in range(messages.PIECE_BYTES, len(content), messages.PIECE_BYTES):
-        third.say(messages.piece_of(content[at : at + messages.PIECE_BYTES]))
-    assert third.hear() == FileTaken()
+    assert ask(second, whole) == SendFrom(transfer_messages.PIECE_BYTES)
+    assert ask(third, whole) == SendFrom(
+        transfer_messages.PIECE_BYTES
+    )  # the second one is dead, and nobody has noticed
+    second.send(transfer_messages.piece_of(b"xxx"))
+    for at in range(transfer_messages.PIECE_BYTES, len(content), transfer_messages.PIECE_BYTES):
+        third.send(transfer_messages.piece_of(content[at : at + transfer_messages.PIECE_BYTES]))
+    assert third.receive() == FileTaken()
     assert (partial.with_name("tensors.safetensors")).read_bytes() == content
     assert complete(side.out / "checkpoints") == []
     assert ask(third, whole) == FileTaken()

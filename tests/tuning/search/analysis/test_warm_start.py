@@ -65,7 +65,7 @@ def results(values: dict[str, Any]) -> dict[str, float]:
 def earlier(told: int = 0, proposed: int = 0, seed: int = 7) -> WarmStarted:
     samples = probe(smooth, max(told, proposed), seed)
     past = [EarlierTrial(sample.params, results(sample.values)) for sample in samples[:told]]
-    return WarmStarted("old", told, told, 1.0, told=past, proposed=[s.params for s in samples[:proposed]])
+    return WarmStarted("old", told, told, 1.0, results=past, proposed=[s.params for s in samples[:proposed]])
 
 
 PARAMS = {"lr": 0.01, "width": 16, "kind": "sgd", "momentum": 0.5}
@@ -250,7 +250,7 @@ def test_a_grid_tries_each_configuration_once_the_proposed_first() -> None:
 def test_a_told_trial_that_breaks_a_constraint_of_today_counts_as_broken() -> None:
     suggester = Suggester(smooth, ONE, parse_constraints(["seconds <= 1.5"]), sampler="cmaes", seed=1)
     suggester.learn(earlier(12))
-    worst = min(accuracy(p.params) for p in earlier(12).told if p.metrics["seconds"] <= 1.5)
+    worst = min(accuracy(p.params) for p in earlier(12).results if p.metrics["seconds"] <= 1.5)
     for trial in suggester._history.frozen():
         if trial.params["x"] > 0.5:
             assert trial.value <= worst, "cmaes knows no constraints: it is told the worst value instead"

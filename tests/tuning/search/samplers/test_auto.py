@@ -73,8 +73,8 @@ def test_a_resumed_study_knows_who_was_paused() -> None:
     def proposed(told: list[Record]) -> str:
         recall = SearchReplay(Suggester(space, TWO), [*records, *told], "open")
         for record in [*records, *told]:
-            recall.hear(record)
-        found = recall.hear(ProposalAsked(1 + PAUSED + RUNNING))
+            recall.observe(record)
+        found = recall.observe(ProposalAsked(1 + PAUSED + RUNNING))
         assert found is not None
         return found.sampler
 

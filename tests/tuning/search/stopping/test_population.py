@@ -371,9 +371,9 @@ def test_members_of_equal_speed_are_all_judged() -> None:
             params[trial], weights[trial] = {"first": (trial + 1) % 2, "second": trial % 2}, (0.9, 0.9)
             assert pbt.next(fresh=True) == NewTrial(1)
             pbt.started(trial, params[trial])
-        crew = list(range(4))
+        members = list(range(4))
         for _ in range(40):  # in the same order each time
-            for trial in crew:
+            for trial in members:
                 epochs[trial] += 1
                 rates = params[trial]["first"], params[trial]["second"]
                 a, b = (w * (1 - 0.04 * rate) ** 4 for w, rate in zip(weights[trial], rates, strict=True))
@@ -387,7 +387,7 @@ def test_members_of_equal_speed_are_all_judged() -> None:
                         child = len(params)
                         params[child], weights[child], epochs[child] = dict(changed), weights[parent], epochs[parent]
                         pbt.started(child, changed, parent=parent)
-                        crew[crew.index(trial)] = child
+                        members[members.index(trial)] = child
         assert max(1.2 - a**2 - b**2 for a, b in weights.values()) > 1.15, seed
         assert 20 < len(params) - 4 < 80, "of 160 turns, about the quarter that the quantile names"
 

@@ -20,7 +20,7 @@ from elastune.tuning.study.trial_progress import TrialProgress
 def heard(told: Telling, courses: TrialProgress | None = None) -> TrialProgress:
     courses = courses or TrialProgress()
     for entry in told.entries:
-        courses.hear(entry)
+        courses.observe(entry)
     return courses
 
 
@@ -73,7 +73,7 @@ def test_told_again_it_knows_the_same() -> None:
             told.wait(6.0).tell(TrialReported(trial, report, workers))
     whole, again = heard(told, TrialProgress(BatchTable())), TrialProgress(BatchTable())
     for entry in told.entries:
-        again.hear(entry)
+        again.observe(entry)
         for trial in again.progress:
             again.speeds.of(trial)  # whoever asks meanwhile changes nothing
     for trial in range(4):

@@ -59,7 +59,7 @@ def held_study() -> tuple[Telling, HeldTrials]:
     for trial, seconds in enumerate((1.0, 2.0, 3.0, 4.0, 50.0)):
         told.wait(1.0).report(trial, 1, seconds)
     for entry in told.entries:
-        holding.hear(entry)
+        holding.observe(entry)
     return told, holding
 
 
@@ -70,12 +70,12 @@ def test_each_is_asked_about_once_and_waits_as_long_as_it_would_train() -> None:
     assert holding.why(4, report(1), told.now) == "held back after epoch 1: among the longest 20%"
     assert not holding.why(4, report(2), told.now), "once"
     told.tell(TrialPaused(4, 1, 50.0, 50.0, "held back", cut_off=True, held=True))
-    holding.hear(told.entries[-1])
+    holding.observe(told.entries[-1])
     assert holding.waiting == [4]
     assert holding.waits(4, told.now + 199.0), "four epochs of 50 s"
     assert not holding.waits(4, told.now + 201.0)
     told.resume(4)
-    holding.hear(told.entries[-1])
+    holding.observe(told.entries[-1])
     assert holding.waiting == []
     assert not holding.waits(4, told.now)
 
@@ -86,7 +86,7 @@ def test_nobody_waits_who_is_at_its_end_or_has_no_share() -> None:
     courses = TrialProgress()
     nobody = HeldTrials(courses, 0.0, 60.0)
     for entry in told.entries:
-        nobody.hear(entry)
+        nobody.observe(entry)
     assert not nobody.why(4, report(1), told.now)
 
 
@@ -94,5 +94,5 @@ def test_the_shortest_goes_on_first() -> None:
     told, holding = held_study()
     for trial in (4, 3, 0):
         told.wait(1.0).tell(TrialPaused(trial, 1, 1.0, 1.0, "", cut_off=True, held=True))
-        holding.hear(told.entries[-1])
+        holding.observe(told.entries[-1])
     assert holding.waiting == [0, 3, 4]

@@ -35,7 +35,7 @@ def ended(table: TrialTable, number: int, out: Path) -> Path:
     """A trial of ten steps is over; the folder that it leaves behind."""
     run = RunFinished(f"sha-{number}", 1, 10, 320, 1.0, {})
     for record in (TrialStarted(number, {}, {}, seed=0), TrialFinished(number, "complete", run=run)):
-        table.hear(Entry(0.0, record))
+        table.observe(Entry(0.0, record))
     folder = out / "trials" / f"{number:05d}"
     for step in (5, 10):
         checkpoint = folder / "checkpoints" / f"step-{step:010d}"
@@ -49,7 +49,7 @@ def decided(
 ) -> list[ArtifactKept | ArtifactRemoved]:
     kept = keeper.ended(number, folder, table, standing)
     for record in kept.records:
-        table.hear(Entry(0.0, record))
+        table.observe(Entry(0.0, record))
     assert all(gone.is_dir() for gone in kept.folders), "first the journal, then the disk"
     keeper.remove(kept.folders)
     return list(kept.records)
@@ -129,7 +129,7 @@ def told(out: Path, number: int, outputs: list[int] | list[float], name: str = "
     outputs_of = said if said.is_floating_point() else F.one_hot(said, 4).float()
     whole = {"outputs": outputs_of, "targets": torch.zeros(len(said), dtype=said.dtype)}
     folder = trial_folder(out, number)
-    keep(folder, OutFolder.found(folder), name, whole, 10)
+    keep(folder, OutFolder.at(folder), name, whole, 10)
 
 
 def diverse(out: Path, outputs: list[Any], standing: list[float], rule: str = "diverse:2") -> list[int]:
@@ -224,7 +224,7 @@ def test_a_journal_names_no_folder_elsewhere_that_is_removed(tmp_path: Path) -> 
     other.mkdir(parents=True)
     table, keeper = TrialTable(), Keeper(KeepFront(), LocalFiles(), out)
     decided(keeper, table, 0, ended(table, 0, out), {0: (2.0,)})
-    table.hear(Entry(0.0, ArtifactKept(0, 10, "../other/checkpoints/step-0000000010", "sha-0")))
+    table.observe(Entry(0.0, ArtifactKept(0, 10, "../other/checkpoints/step-0000000010", "sha-0")))
     decided(keeper, table, 1, ended(table, 1, out), {0: (2.0,), 1: (1.0,)})
     assert other.is_dir()
     assert [path.name for path in (out / "trials").iterdir()] == ["00001"]
@@ -235,7 +235,7 @@ def test_a_trial_that_failed_takes_no_place_among_the_last(tmp_path: Path) -> No
     for number in (0, 2):
         decided(keeper, table, number, ended(table, number, tmp_path), {})
         for record in (TrialStarted(number + 1, {}, {}, seed=0), TrialFinished(number + 1, "rejected")):
-            table.hear(Entry(0.0, record))
+            table.observe(Entry(0.0, record))
     assert sorted(table.artifacts) == [0, 2]
 
 

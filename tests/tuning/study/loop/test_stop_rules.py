@@ -74,8 +74,8 @@ def told(
     rules = StopRules(parse_constraints(until), patience, generation, parse_objectives(objectives))
     table = TrialTable()
     for at, record in enumerate(records):
-        table.hear(Entry(float(at), record))
-        rules.hear(record, table.trials[record.trial])  # type: ignore[union-attr]
+        table.observe(Entry(float(at), record))
+        rules.observe(record, table.trials[record.trial])  # type: ignore[union-attr]
     return rules
 
 

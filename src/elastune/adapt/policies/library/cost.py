@@ -18,7 +18,7 @@ from elastune.core.errors import UserError
 if TYPE_CHECKING:
     from elastune.adapt.policies.run import Run
 
-STEPS_TO_STOP = 2  # what is decided after a step counts after the next; decided then, only after the one that follows
+STEPS_TO_STOP = 2  # a decision after a step takes effect after the next step
 ASK_AGAIN_STEPS = 100
 
 
@@ -39,19 +39,19 @@ class Caps:
 
 @dataclass(frozen=True)
 class Meter:
-    """What was spent so far.
+    """The costs so far.
 
     Attributes:
         worker_seconds: Worker-seconds until training time ``at_s``.
-        newest: Those of the newest step.
+        newest: The worker-seconds of the newest step.
         at_s: Training time, in seconds.
-        asked: The step at which fewer workers were asked for; -1 for never.
+        request_step: The step at which fewer workers were requested; -1 for never.
     """
 
     worker_seconds: float = 0.0
     newest: float = 0.0
     at_s: float = 0.0
-    asked: int = -1
+    request_step: int = -1
 
     def after(self, workers: int, seconds: float) -> Meter:
         """Return the meter after a step of ``workers`` that ended at training time ``seconds``.
@@ -120,9 +120,9 @@ class CostCap(Policy):
             run.stop()
         elif verdict == "shrink" and run.size() > run.limits.low and _may_ask(meter, run.step):
             run.resize(run.limits.low)
-            return replace(meter, asked=run.step)
+            return replace(meter, request_step=run.step)
         return meter
 
 
 def _may_ask(meter: Meter, step: int) -> bool:
-    return meter.asked < 0 or step - meter.asked >= ASK_AGAIN_STEPS
+    return meter.request_step < 0 or step - meter.request_step >= ASK_AGAIN_STEPS

@@ -5,9 +5,9 @@ loss spike and skipped the data after it; Zhang et al., "OPT", 2022, section 2.5
 Here the copy is in memory, the data go on from where they are (so they are skipped too), and the learning rate is
 multiplied.
 
-Limits: it cannot tell a spike that would have healed from one that would not (``patience`` waits for it). It cannot
-save a run whose data or program yield the NaN. It does not know that the copy is good: a decision counts one step after
-the loss that it rests on, so training may break between the two. Then every try fails, and the run stops.
+Limits: it cannot distinguish a spike that would have healed from one that would not (``patience`` waits for it). It
+cannot save a run whose data or program yield the NaN. It does not know that the copy is good: a decision takes effect
+one step after its loss, so training may break between the two. Then every try fails, and the run stops.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 Action = Literal["remember", "restore", "stop"]
 MEMORY = 50  # sane losses that the smoothed one looks back on
-DEAF_STEPS = 2  # after asking to go back: these losses are not of the restored state yet
+DEAF_STEPS = 2  # after a request to go back: these losses still come from the broken state
 
 
 @dataclass(frozen=True)
 class Sanity:
-    """The losses so far, and the copies that were kept.
+    """The losses so far, and the kept copies.
 
     Attributes:
         sane: Number of sane losses.
         smooth, spread: The mean of the sane losses, and of their distances from it.
         bad: Number of losses in a row that were too high.
         kept: The step of the newest copy; -1 for none.
-        back: The step at which going back was asked for last; -1 for never.
-        tried: How often it was asked for.
+        back: The step at which the policy last requested to go back; -1 for never.
+        tried: The number of these requests.
     """
 
     sane: int = 0
@@ -65,13 +65,13 @@ def advance(sanity: Sanity, step: int, loss: float, rules: DivergenceGuard) -> t
     if math.isfinite(loss) and sanity.bad < rules.patience:
         return sanity, None
     if sanity.kept < 0 or sanity.tried >= rules.tries:
-        # Where the copy was forgotten, going back is refused and takes the stop with it: then stop where it stands
+        # Without a copy, a decision to go back is refused together with its stop: then only stop
         return replace(sanity, kept=-1, bad=0, back=step), "stop"
     return replace(sanity, bad=0, back=step, tried=sanity.tried + 1), "restore"
 
 
 def _sane(sanity: Sanity, step: int, loss: float, rules: DivergenceGuard) -> tuple[Sanity, Action | None]:
-    calm = sanity.sane == 0 or loss <= sanity.limit(math.sqrt(rules.factor))  # not on its way up
+    calm = sanity.sane == 0 or loss <= sanity.limit(math.sqrt(rules.factor))  # not rising
     share = 1 / min(sanity.sane + 1, MEMORY)
     distance = abs(loss - sanity.smooth) if sanity.sane else 0.0
     sanity = replace(

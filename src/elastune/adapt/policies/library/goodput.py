@@ -4,7 +4,7 @@ Source: Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimiz
 job: the efficiency of section 3.1 from the measured gradient noise, the step times of section 3.2 fitted while the job
 runs, and section 4.1's exploring with optimistic priors: what was not seen yet is taken to cost nothing, and at most
 twice the workers and twice the batch seen so far are tried at once. Beyond Pollux: where a setting was measured, its
-measured step time counts, not the fitted one, so that a setting which the model flatters is tried once and left.
+measured step time counts, not the fitted one, so that a setting with a too optimistic fit is tried once and left.
 
 Limits: it does not weigh workers against their price (it takes all that pay at all; bound them with ``max_workers``).
 It knows neither nodes (all reductions are of one kind) nor micro-batches (the passes of a step are one compute time).
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from elastune.adapt.policies.run import Run
 
 MOST_OBSERVED = 64  # settings whose newest times are kept
-LEAST_EVERY = 5  # steps; the monitor needs some to tell the new setting's times
-RETRY_LOOKS = 10  # how many looks later workers are asked for again that have not come
+LEAST_EVERY = 5  # steps; the monitor needs some to measure the new setting's times
+RETRY_LOOKS = 10  # looks after which missing workers are requested again
 StepSeconds = Callable[[int, int], float]
 """(global batch, workers) -> seconds of a step."""
 
@@ -114,19 +114,19 @@ def better(
 
 @dataclass(frozen=True)
 class GoodputState:
-    """What the policy has measured, newest last, and asked for.
+    """The measurements of the policy, newest last, and its last request.
 
     Attributes:
         setting: The present workers and batch.
         steps: Steps with this setting since the last look.
         observed: The newest measurement of each setting.
-        asked: The workers that were asked for last, and at which step.
+        last_request: The workers of the last request, and its step.
     """
 
     setting: tuple[int, int] = (0, 0)
     steps: int = 0
     observed: tuple[Observation, ...] = ()
-    asked: tuple[int, int] = (0, 0)
+    last_request: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -191,11 +191,11 @@ class Goodput(Policy):
         if self.fixed_workers:
             return state
         workers, _ = better(now, state.observed, times, noise, smallest, room, self.gain)
-        pending = workers == state.asked[0] and run.step - state.asked[1] < RETRY_LOOKS * self.every
+        pending = workers == state.last_request[0] and run.step - state.last_request[1] < RETRY_LOOKS * self.every
         if workers == size or pending:
             return state
         run.resize(workers)
-        return replace(state, asked=(workers, run.step))
+        return replace(state, last_request=(workers, run.step))
 
 
 def observe(now: Snapshot) -> Observation | None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elastune.adapt.policies.run import Run
 
 Phase = Literal["measuring", "growing", "shrinking", "settled"]
-LEAST_SETTLE = 5  # steps; the monitor needs some to tell the new setting's times
+LEAST_SETTLE = 5  # steps; the monitor needs some to measure the new setting's times
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def advance(
         if now.workers <= climb.good.workers:
             return _enter(climb, "settled", now), None
         return (replace(_enter(climb, "measuring", now), steps=0) if waited else climb), None
-    if now.workers > climb.good.workers:  # who was asked for has come, be it late
+    if now.workers > climb.good.workers:  # the requested worker has come, perhaps late
         return _enter(climb, "measuring", now), None
     if climb.phase == "growing":
         return (_enter(climb, "settled", now) if waited else climb), None
@@ -127,11 +127,11 @@ def _enter(climb: ProvisioningState, phase: Phase, now: Snapshot) -> Provisionin
 
 def measured(now: Snapshot) -> Rate | None:
     """Return what the performance monitor measured; None: nothing yet."""
-    found = now.signals.get("throughput")
-    if found is None or not 0 < found.value < math.inf:
+    throughput = now.signals.get("throughput")
+    if throughput is None or not 0 < throughput.value < math.inf:
         return None
-    error = found.error if found.error is not None and math.isfinite(found.error) else 0.0
-    return Rate(now.workers, found.value, error)
+    error = throughput.error if throughput.error is not None and math.isfinite(throughput.error) else 0.0
+    return Rate(now.workers, throughput.value, error)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def build(text: str, extra: Mapping[str, type[Policy]] = MappingProxyType({})) -
     """Return the policy that "name:option=value,..." describes.
 
     Every policy takes the guards' options, too, unless it has an option of that name itself (as gns has max_batch).
-    What a class names in ``default_guards`` counts where the text does not say it.
+    The class's ``default_guards`` apply where the text does not set them.
 
     Args:
         text: The text, as for ``--policy``.
@@ -62,16 +62,16 @@ def build(text: str, extra: Mapping[str, type[Policy]] = MappingProxyType({})) -
     """
     name, options = split_policy(text)
     kind = _find(name, extra)
-    own = options_of(kind)
-    shared = {option: Option(of, default=None) for option, of in GUARD_OPTIONS.items() if option not in own}
-    given = read(name, options, {**shared, **own})
-    guarding = {**_default_guards(kind), **{option: given[option] for option in shared if option in given}}
-    if guarding.get("patience", 1) > 1 and "every" in own:
+    policy_options = options_of(kind)
+    shared = {option: Option(of, default=None) for option, of in GUARD_OPTIONS.items() if option not in policy_options}
+    values = read(name, options, {**shared, **policy_options})
+    guarding = {**_default_guards(kind), **{option: values[option] for option in shared if option in values}}
+    if guarding.get("patience", 1) > 1 and "every" in policy_options:
         fix = "leave patience out: it counts calls in a row, and most calls of this policy ask for nothing"
         raise UserError(f"{name} looks at every few steps only", f"patience={guarding['patience']}", fix)
     guards = guards_for(guarding)
     try:
-        policy = kind(**{option: value for option, value in given.items() if option in own})
+        policy = kind(**{option: value for option, value in values.items() if option in policy_options})
     except ValueError as error:
         raise UserError(f"{name} must accept its options", f"{text}: {error}", "give others") from None
     return PolicyEntry(name, policy, guards)
@@ -86,11 +86,11 @@ def build_all(
     texts: Sequence[str], extra: Mapping[str, type[Policy]] = MappingProxyType({})
 ) -> tuple[PolicyEntry, ...]:
     """Return the policies of ``texts`` in order, each with a name of its own: "gns", "warmup", "warmup-2"."""
-    found: list[PolicyEntry] = []
+    entries: list[PolicyEntry] = []
     for named in (build(text, extra) for text in texts):
-        same = sum(known.name.partition("-")[0] == named.name for known in found)
-        found.append(replace(named, name=f"{named.name}-{same + 1}") if same else named)
-    return tuple(found)
+        same = sum(known.name.partition("-")[0] == named.name for known in entries)
+        entries.append(replace(named, name=f"{named.name}-{same + 1}") if same else named)
+    return tuple(entries)
 
 
 def monitors_for(policies: Iterable[PolicyEntry]) -> tuple[str, ...]:
@@ -114,5 +114,5 @@ def _find(name: str, extra: Mapping[str, type[Policy]]) -> type[Policy]:
 
 
 def _default_guards(kind: type[Policy]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = getattr(kind, "default_guards", {})
-    return found
+    guards: Mapping[str, Any] = getattr(kind, "default_guards", {})
+    return guards

@@ -75,27 +75,29 @@ class SyncBySize(Policy):
 
 
 MEET_ONCE = ("local", "diloco")
-"""What exchanges at the end of a round alone: the others do so within it, too, however long it is."""
+"""Strategies that exchange at the end of a round alone. The others do so within it, too, whatever its length."""
 SETTLED_ROUNDS = 3
-"""After so many the medians of times are those of these rounds."""
+"""Rounds after which the medians of times are those of these rounds."""
 SURELY_STEPS = 3
-"""Steps in a row that all-reduce must look too dear: a median that is changing is half of what it was before."""
+"""Steps in a row in which all-reduce must look too expensive, because a changing median still has older times in it."""
 MOST_OVER = 4.0
-"""What a round exchanges over what an all-reduce step does, at most: each parameter and three numbers of its state."""
+"""The most that a round exchanges, over an all-reduce step: each parameter and three numbers of its state."""
 LEAST_OVER: dict[Send, float] = {"whole": 1.0, "bf16": 0.5, "int8": 0.25, "int4": 0.125}
-"""And at least: the parameters alone."""
+"""The least: the parameters alone."""
 SURELY = 0.8
-"""The part of the bearable time that an all-reduce step's exchange may take for the policy to go back to it: at the
-limit itself noise would send it to and fro."""
+"""The part of the allowed time that an all-reduce step's exchange may take before the policy goes back to it. At the
+limit itself, noise would switch the strategy again and again."""
 
 
 @dataclass(frozen=True)
 class _InUse:
-    """The strategy in use, and the step from which on it is.
+    """The strategy in use, and the step at which it began.
 
-    ``dear``: for how many steps all-reduce has looked too dear. ``step_exchange_s``: what its step exchanged in, when
-    the policy left it. ``over``: how many times as long a round takes to exchange, measured in the first rounds after
-    that; 0: not known yet.
+    Attributes:
+        dear: The number of steps in a row in which all-reduce was too expensive.
+        step_exchange_s: The seconds of an all-reduce step's exchange, when the policy left all-reduce.
+        over: How many times as long a round takes to exchange, measured in the first rounds after that; 0: not known
+            yet.
     """
 
     sync: str = "allreduce"
@@ -105,7 +107,7 @@ class _InUse:
     over: float = 0.0
 
     def compared(self, round_exchange_s: float, least: float) -> _InUse:
-        """With how many times as long a round takes to exchange as a step did (at ``least``), if that is not known."""
+        """Return how many times as long as a step's exchange a round's takes; ``least`` while that is not known."""
         if self.over or not (self.step_exchange_s > 0 and round_exchange_s > 0):
             return self
         return replace(self, over=min(max(round_exchange_s / self.step_exchange_s, least), MOST_OVER))
@@ -116,7 +118,7 @@ class SyncByLink(Policy):
     """``sync_by_link``: learners take local steps where exchanges take more than ``share`` of all-reduce steps.
 
     The number of local steps is as small (a power of two, at most ``most``) as brings that share down to ``share``.
-    With learners apart the exchanges of rounds tell how the network is. Rounds of ``local`` and ``diloco`` grow
+    With learners apart the exchanges of rounds measure the network. Rounds of ``local`` and ``diloco`` grow
     where theirs takes more than ``share`` (the optimizer's state goes with the parameters), and shrink where a quarter
     of their length would do. A round's exchange takes a fixed multiple of an all-reduce step's, which is measured in
     the first rounds: once such a step would clearly be cheap enough, the policy goes back to it.
@@ -131,7 +133,7 @@ class SyncByLink(Policy):
         learners: Number of learners; None: as ``fitting_learners`` chooses.
         most: The most local steps.
         noise: The least noise scale, in batches of a learner.
-        looks: Steps under all-reduce to measure before it chooses. All-reduce must look too dear in the last three.
+        looks: Steps under all-reduce to measure before it chooses. All-reduce must be too expensive in the last three.
         again: Steps until it looks again.
         moments: What becomes of the optimizer's state where a round ends (docs/sync.md).
         send: What numbers are rounded to there; for "local" and "diloco".
@@ -171,7 +173,7 @@ class SyncByLink(Policy):
         return self._in_rounds(state, run, plan) if plan.in_rounds else self._together(state, run)
 
     def _together(self, state: _InUse, run: Run) -> _InUse:
-        """Under all-reduce: is it too dear?"""
+        """Under all-reduce: decide whether it is too expensive."""
         exchange_s, busy_s = _times(run)
         every = local_steps_for(exchange_s, busy_s, self.share, self.most)
         state = replace(state, dear=state.dear + 1 if every > 1 else 0)
@@ -183,7 +185,7 @@ class SyncByLink(Policy):
         return replace(state, step_exchange_s=exchange_s, over=0.0)
 
     def _in_rounds(self, state: _InUse, run: Run, plan: SyncPlan) -> _InUse:
-        """In rounds: would all-reduce do now, or are rounds too short, or far too long?"""
+        """In rounds: decide whether all-reduce is good enough now, or rounds are too short or far too long."""
         steps = run.step - state.since
         if steps >= self.again:
             run.set_sync("allreduce")
@@ -212,14 +214,16 @@ class SyncByLink(Policy):
 
 
 def _plan(policy: SyncBySize | SyncByLink, learners: int, every: int, settings: Sequence[str]) -> SyncPlan:
-    """What ``policy`` asks for; raises ``UserError`` for one of its ``settings`` that its strategy has not."""
-    told = {name: value for name in settings if (value := getattr(policy, name)) is not None}
-    return SyncPlan(policy.strategy, learners, every, policy.moments, policy.send, **told)
+    """The plan that ``policy`` requests. Raises ``UserError`` for one of its ``settings`` that its strategy lacks."""
+    values = {name: value for name in settings if (value := getattr(policy, name)) is not None}
+    return SyncPlan(policy.strategy, learners, every, policy.moments, policy.send, **values)
 
 
 def _times(run: Run) -> tuple[float, float]:
-    """What a step (or round) exchanges in, and what each of its global batches computes in, in seconds; NaN: not
-    measured yet. How many batches these were is measured with them: the end of a pass cuts rounds short.
+    """Seconds of the exchange of a step (or round), and of the computation of each of its batches; NaN: not measured
+    yet.
+
+    The number of these batches is measured with them, because the end of an epoch cuts rounds short.
     """
     batches = run.signal("throughput") * run.signal("step_s") / run.batch_size()
     busy_s = run.signal("compute_s") + run.signal("data_s")
@@ -240,10 +244,10 @@ def fitting_learners(num_slots: int | None, most_workers: int) -> int:
 
 
 def local_steps_for(exchange_s: float, busy_s: float, share: float, most: int) -> int:
-    """Return the fewest local steps of which one exchange takes at most ``share`` of the time; 0: nothing is known.
+    """Return the fewest local steps of which one exchange takes at most ``share`` of the time; 0: not known.
 
-    The result is a power of two, at most ``most``; where more would be needed, the largest of these.
-    e / (e + k b) <= share holds from k = e (1 - share) / (share b) on.
+    The result is a power of two, at most ``most``; where more would be needed, the largest of these. e / (e + k b) <=
+    share holds from k = e (1 - share) / (share b) on.
     """
     if not (exchange_s > 0 and busy_s > 0):  # NaN before the first measurement
         return 0

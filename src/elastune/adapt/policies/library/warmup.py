@@ -38,7 +38,7 @@ class WarmUp(Policy):
         self.k = k
         self.steps = steps
         self.epochs = epochs
-        self.phase = 0  # 0: nothing yet; 1: divided; 2: the ramp is under way, or over
+        self.phase = 0  # 0: nothing yet; 1: divided; 2: the ramp has begun
 
     def before_train(self, run: Run) -> None:
         if self.phase == 0 and run.step == 0:

@@ -176,7 +176,7 @@ class Gathering(ProcessLocal):
         self._at: int | None = None  # the place in the trail that a backward pass has reached
         self._left_blocks: set[int] = set()  # blocks whose gradients have left
         self._present: set[int] = set()
-        self._under_way: dict[int, list[_UnderWay]] = {}
+        self._pending: dict[int, list[_Pending]] = {}
         self._keeps_values = False  # a pass in an evaluation has gradients on some worker: all keep values
         self.lost = self.learns = False
         self._comms = replica.comms
@@ -199,7 +199,7 @@ class Gathering(ProcessLocal):
         self._trail, self._pass_start, self._at, self._left_blocks = [], 0, None, set()
 
     def _end_transfers(self) -> None:
-        for i, buckets in self._under_way.items():
+        for i, buckets in self._pending.items():
             self._present.add(i)
             for each in buckets:
                 if not each.group.broken:
@@ -208,7 +208,7 @@ class Gathering(ProcessLocal):
                     for param_block in each.param_blocks:
                         free(self._store.parameters[param_block])
             self._free(i)
-        self._under_way = {}
+        self._pending = {}
 
     def turn(self) -> None:
         """Begin the backward pass."""
@@ -355,32 +355,27 @@ class Gathering(ProcessLocal):
     def _need(self, i: int) -> None:
         if i not in self._present:
             self._start(i)
-            under_way = self._under_way.get(i, [])
-            for each in under_way:
+            pending = self._pending.get(i, [])
+            for each in pending:
                 each.work.wait()
-            self._under_way.pop(i, None)
-            self._fill(i, under_way)
+            self._pending.pop(i, None)
+            self._fill(i, pending)
 
     def _start(self, i: int) -> None:
-        """Start to gather block ``i``, unless it is present or on its way, or every worker holds all values."""
+        """Start to gather block ``i``, unless it is present or being gathered, or every worker holds all values."""
         replica = self._replica
         group = replica.comms.batch
-        if (
-            i in self._present
-            or i in self._under_way
-            or self.lost
-            or all(len(h) == group.size for h in replica.held_by)
-        ):
+        if i in self._present or i in self._pending or self.lost or all(len(h) == group.size for h in replica.held_by):
             return
         param_blocks = set(self.blocks[i].param_blocks)
         plans = [plan for plan in replica.plans if param_blocks.issuperset(plan.param_blocks)]
         if plans:
             self._allocate(i)
-            self._under_way[i] = []
+            self._pending[i] = []
         for plan in plans:
-            self._under_way[i].append(self._sent(plan, group))
+            self._pending[i].append(self._sent(plan, group))
 
-    def _sent(self, plan: BucketPlan, group: Group) -> _UnderWay:
+    def _sent(self, plan: BucketPlan, group: Group) -> _Pending:
         """Start the exchange of a bucket: values that others need, and values that this worker needs."""
         held_by, p = self._replica.held_by, self._store.parameters[plan.param_blocks[0]]
         to = [worker for worker in range(group.size) if worker not in held_by[group.rank]]
@@ -393,7 +388,7 @@ class Gathering(ProcessLocal):
         out_sizes = [n if reducer in from_ else 0 for reducer, n in enumerate(plan.sizes)]
         missing = [segment for reducer in from_ for segment in plan.parts[reducer]]
         room, arrivals = self._room(missing, p.dtype, group.wire)
-        return _UnderWay(plan.param_blocks, group, group.all_to_all(room, sent, out_sizes, sizes), room, sent, arrivals)
+        return _Pending(plan.param_blocks, group, group.all_to_all(room, sent, out_sizes, sizes), room, sent, arrivals)
 
     def _room(
         self, missing: Sequence[Segment], dtype: torch.dtype, wire: torch.device
@@ -412,7 +407,7 @@ class Gathering(ProcessLocal):
             if not has_storage(p):  # else torch would copy the content
                 p.untyped_storage().resize_(p.numel() * p.element_size())
 
-    def _fill(self, i: int, under_way: Sequence[_UnderWay]) -> None:
+    def _fill(self, i: int, pending: Sequence[_Pending]) -> None:
         """Fill block ``i`` with the values that this worker holds and those that have arrived."""
         store = self._store
         self._present.add(i)
@@ -424,7 +419,7 @@ class Gathering(ProcessLocal):
         for shard in store.shards:
             if shard.segment.param_block in param_blocks:
                 store.write_values(shard.segment, shard.parameter.detach())
-        for segment, values in (arrival for each in under_way for arrival in each.arrivals):
+        for segment, values in (arrival for each in pending for arrival in each.arrivals):
             store.write_values(segment, values)
 
     def _parameters(self, i: int) -> list[torch.nn.Parameter]:
@@ -443,7 +438,7 @@ class Gathering(ProcessLocal):
 
 
 @dataclass(frozen=True)
-class _UnderWay:
+class _Pending:
     """A bucket's values during a transfer.
 
     Attributes:

@@ -3,7 +3,7 @@
 The plan (``plan_transfers``) is pure and equal on every worker. A worker keeps what it has. Every other byte arrives
 exactly once, and all workers that can send share the sending. Where more workers want an item than have it, each gets
 a part and passes it on. So no worker sends an element more often than necessary.
-Arriving state gets memory of its own (``bring``), so a group that breaks on the way has changed nothing. Nothing is
+Arriving state gets memory of its own (``bring``), so a group that breaks meanwhile has changed nothing. Nothing is
 freed before every worker has everything (``meet``). There workers also compare copies by digests: a fault that made
 copies different ends the run instead of changing its result.
 """
@@ -311,7 +311,7 @@ def rounds(hop: Sequence[Transfer], sizes: Mapping[Item, int], limit: int = ROUN
 
     A larger transfer is the only one of its two workers in its round.
     """
-    found_rounds: list[list[Transfer]] = []
+    fetch_rounds: list[list[Transfer]] = []
     loads: list[dict[tuple[str, int], int]] = []
     for transfer in hop:
         size = (transfer.stop - transfer.start) * sizes[transfer.item]
@@ -320,11 +320,11 @@ def rounds(hop: Sequence[Transfer], sizes: Mapping[Item, int], limit: int = ROUN
         number = next((number for number, has_room in enumerate(fits) if has_room), len(loads))
         if number == len(loads):
             loads.append({})
-            found_rounds.append([])
+            fetch_rounds.append([])
         for end in ends:
             loads[number][end] = loads[number].get(end, 0) + size
-        found_rounds[number].append(transfer)
-    return found_rounds
+        fetch_rounds[number].append(transfer)
+    return fetch_rounds
 
 
 # --- reports: the message of each worker about its state ---
@@ -507,17 +507,17 @@ def _carry_out(
     straight = group.backend == "gloo" and goal.on_cpu
     finish: Callable[[], None] | None = None
     for moving in [hop] if straight else rounds(hop, sizes):
-        begun = _begun(group, moving, reader, goal)
+        start = _start_transfers(group, moving, reader, goal)
         if finish is not None:
             finish()
-        finish = begun
+        finish = start
     for target, source in local:
         target.copy_(source)
     if finish is not None:
         finish()
 
 
-def _begun(group: Group, moving: Sequence[Transfer], reader: _Reader, goal: _Reader) -> Callable[[], None]:
+def _start_transfers(group: Group, moving: Sequence[Transfer], reader: _Reader, goal: _Reader) -> Callable[[], None]:
     """Begin ``moving``: one message for each tensor of a transfer, in the same order on all workers.
 
     Returns:

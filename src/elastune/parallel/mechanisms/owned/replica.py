@@ -37,7 +37,7 @@ from elastune.parallel.mechanisms.owned.placement import VALUES, PlacedState
 from elastune.parallel.mechanisms.owned.store import ParameterStore
 
 IN_FLIGHT_BYTES = 64 << 20
-"""New values on their way at a time, in ``OwnedReplica.spread``."""
+"""Bytes of new values in flight at a time, in ``OwnedReplica.spread``."""
 
 
 class OwnedReplica(Replica):
@@ -93,7 +93,7 @@ class OwnedReplica(Replica):
             self.blocks_of_tensor.setdefault(param_block.tensor, []).append(i)
         self._block_named = {param_block.name: i for i, param_block in enumerate(self.split.param_blocks)}
         self.plans: tuple[BucketPlan, ...] = ()
-        self.own: frozenset[Segment] = frozenset()
+        self.own_segments: frozenset[Segment] = frozenset()
         self._split_step = SplitOptimizerStep(store)
         self.held_by: list[tuple[int, ...]] = []
         self.remote_owners: tuple[RemoteOwner, ...] = ()
@@ -113,7 +113,9 @@ class OwnedReplica(Replica):
         self.plans = buckets(self.split, self.store.computed, mesh.batch)
         self.held_by = owners_in_group(mesh, comms.rank, self.copies, comms.hosts)
         self.remote_owners = remote_owners(self.split, mesh, self.copies, comms.hosts)
-        self.own = frozenset(segment for plan in self.plans for segment in plan.parts[mesh.batch_rank(comms.rank)])
+        self.own_segments = frozenset(
+            segment for plan in self.plans for segment in plan.parts[mesh.batch_rank(comms.rank)]
+        )
         self.division.enter(comms)
         self.division.evaluates = False
 
@@ -222,7 +224,7 @@ class OwnedReplica(Replica):
     def _steps(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """The optimizer is about to step."""
         if self.reduced and not self.applied and self.spreads:
-            self._split_step.begin(self.own, args, kwargs)
+            self._split_step.begin(self.own_segments, args, kwargs)
 
     def _stepped(self) -> None:
         """The optimizer has stepped."""
@@ -280,17 +282,17 @@ class OwnedReplica(Replica):
         self.store.publish()
         if not self.spreads:
             return
-        under_way: list[tuple[BucketPlan, Work, torch.Tensor, torch.Tensor]] = []
+        pending: list[tuple[BucketPlan, Work, torch.Tensor, torch.Tensor]] = []
         size = 0
         for plan in self.plans:
-            under_way.append((plan, *self._send(plan)))
-            size += under_way[-1][2].nbytes
+            pending.append((plan, *self._send(plan)))
+            size += pending[-1][2].nbytes
             while size > IN_FLIGHT_BYTES:
-                size -= under_way[0][2].nbytes
-                self._take(*under_way.pop(0))
+                size -= pending[0][2].nbytes
+                self._take(*pending.pop(0))
         self._split_step.finish()
         self.store.publish()
-        for each in under_way:
+        for each in pending:
             self._take(*each)
 
     def _send(self, plan: BucketPlan) -> tuple[Work, torch.Tensor, torch.Tensor]:
@@ -337,7 +339,7 @@ class OwnedReplica(Replica):
         state = {id(s): _state_bytes(store.optimizer.state.get(s.parameter, {})) for s in store.shards}
         total = sum(state.values())
         elements = sum(s.segment.size for s in store.shards if s.segment.param_block in set(self.split.trained))
-        adds_up = sum(segment.size for segment in self.own)
+        adds_up = sum(segment.size for segment in self.own_segments)
         copies = total * (elements - adds_up) // elements if elements else 0
         tensors = [*store.parameters, *(s.parameter for s in store.shards), *self.module.buffers()]
         gradients = storage_bytes(s.parameter.grad for s in store.shards)

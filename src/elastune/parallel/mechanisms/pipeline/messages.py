@@ -100,7 +100,7 @@ class StageChannel:
         except (GroupBroken, GeneratorExit):
             raise
         except UserError as error:
-            self._send_failure(error.told)
+            self._send_failure(error.parts)
             raise
         except Exception as error:
             line = " ".join(str(error).split())[:300]

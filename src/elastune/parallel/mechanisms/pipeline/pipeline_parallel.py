@@ -171,7 +171,7 @@ class PipelineParallel(ModelParallel):
         self._forget()
 
     def _forget(self) -> None:
-        """No step is under way."""
+        """No step is running."""
         self._parts: list[BatchSlice] = []
         self._todo: list[Action] = []
         self._called = 0  # micro-batches for which the user has called the model
@@ -215,12 +215,15 @@ class PipelineParallel(ModelParallel):
         self._first_own = min(self._chunks)
         self.module.forward = self._forward
 
-    def told(self, mesh: Mesh) -> tuple[LayersDivided | StagesDivided, ...]:
+    def division_records(self, mesh: Mesh) -> tuple[LayersDivided | StagesDivided, ...]:
         if mesh.pipeline == 1:
-            return self.inner.told(mesh)
+            return self.inner.division_records(mesh)
         runs, costs, names = self.split.stages(mesh.pipeline), self.split.costs, ("the input", *self._layers.names)
         shares = [sum(costs[layer] for layer in run) / sum(costs) for run in runs]
-        return (*self.inner.told(mesh), StagesDivided([names[run.start] for run in runs], shares, self._weighed))
+        return (
+            *self.inner.division_records(mesh),
+            StagesDivided([names[run.start] for run in runs], shares, self._weighed),
+        )
 
     # -- the user's calls ---------------------------------------------------------------------------------------------
 
@@ -586,7 +589,7 @@ class TiedParameters:
             param_block for param_block, at in self._borrowed_at.items() if any(c % workers == rank for c in at)
         }
         self._passed_on: dict[int, torch.Tensor] = {}
-        self._own: dict[int, torch.Tensor] = {}
+        self._replaced: dict[int, torch.Tensor] = {}
 
     def shares(self, chunk: int) -> bool:
         """Whether ``chunk`` uses a parameter that another chunk uses too."""
@@ -609,12 +612,12 @@ class TiedParameters:
         for name, values in lent.items():
             param_block = int(name)
             self._passed_on[param_block] = values
-            if param_block in self._borrows and param_block not in self._own:
-                self._own[param_block] = self._parameters[param_block].data
+            if param_block in self._borrows and param_block not in self._replaced:
+                self._replaced[param_block] = self._parameters[param_block].data
                 self._parameters[param_block].data = values
 
     def drop(self) -> None:
         """End the round: parameters are as they were before ``receive``."""
-        for param_block, before in self._own.items():
+        for param_block, before in self._replaced.items():
             self._parameters[param_block].data = before
-        self._own, self._passed_on = {}, {}
+        self._replaced, self._passed_on = {}, {}

@@ -171,7 +171,7 @@ def _layers_of_plan(model: nn.Module, plan: Plan) -> dict[str, ParallelStyle]:
             raise UserError("a plan names modules of the model", pattern, f"it has {examples}")
         for name in names:
             if parallel_styles.setdefault(name, words[0]) != words[0]:
-                raise UserError("a plan divides a layer in one way", name, "name it once")
+                raise UserError("a plan names each layer once", name, "name it once")
     return parallel_styles
 
 
@@ -293,7 +293,7 @@ class TensorParallel(ModelParallel):
     def enter(self, comms: Comms) -> None:
         self.axis.enter(comms.group("tensor"))
 
-    def told(self, mesh: Mesh) -> tuple[LayersDivided, ...]:
+    def division_records(self, mesh: Mesh) -> tuple[LayersDivided, ...]:
         sizes = {True: 0, False: 0}
         for param_block in self.split.param_blocks:
             sizes[param_block.block is not None] += param_block.size if param_block.trained else 0

@@ -286,7 +286,7 @@ class TrunkTensorParallel(TensorParallel):
             (loss * part.weight).backward()
         if any(p.grad is not None for p in self._inside):
             rule = "the loss has the parameters of divided layers of a DataParallelTrunk through their output alone"
-            raise UserError(rule, "another way", "use the plan without DataParallelTrunk, or weight_decay")
+            raise UserError(rule, "another decay", "use the plan without DataParallelTrunk, or weight_decay")
         inside = self._tail_backwards(passed, [each.weight > 0 for each in together])
         input_gradient = passed.tail_inputs[rank].grad
         if part.weight and input_gradient is not None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from elastune.core.errors import UserError
 from elastune.core.mesh import FOREIGN, WORDS, MechanismName, Mesh
 from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
-from elastune.runtime.job.validation import check_means
+from elastune.runtime.job.validation import check_execution
 
 STATES = ["replicated", "zero", "sharded"]
 names = st.one_of(
@@ -167,4 +167,4 @@ def test_what_contradicts_itself_is_refused(told: dict[str, Any], elastic: dict[
         Program(Path("mine.py")), Path("out"), execution=ExecutionSettings(**told), elastic=Elastic(**elastic)
     )
     with pytest.raises(UserError, match=expected):
-        check_means(spec)
+        check_execution(spec)

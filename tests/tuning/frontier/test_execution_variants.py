@@ -82,11 +82,11 @@ def test_the_search_chooses_who_trains_and_how_they_agree(
     again = [trial for trial in trials if trial.phase in ("naive", "confirm")]
     assert max(Counter(key(trial.config, trial.seed, trial.execution) for trial in again).values()) == 1
     naive = [row for row in answer.rows if row.role == "naive"]
-    assert [(row.workers, row.ways) for row in naive] == [(1, ""), (4, "")]
+    assert [(row.workers, row.differences) for row in naive] == [(1, ""), (4, "")]
     assert {row.workers for row in answer.rows} <= {1, 2, 3, 4}
     for row in answer.rows:
         _, variant = read_variant(row.execution)
-        assert ("local:learners=4,every=2" in row.ways) is (variant.agreed != SyncChoice())
+        assert ("local:learners=4,every=2" in row.differences) is (variant.agreed != SyncChoice())
         if variant.agreed != SyncChoice():
             assert (row.seconds_label, row.seconds_factor, row.num_slots) == ("modelled", None, 4)
 
@@ -98,17 +98,17 @@ def test_a_policy_stands_beside_static_settings(
     space = "def space(trial):\n    return {'lr': 0.02, 'batch_size': 20, 'policy': 'none'}\n\n\n"
     request = asked(searching(space), tmp_path / "out", workers=(1, 2), policies=(policy,))
     answer = frontier(request, cluster=cluster)
-    told = Counter((row.role, row.workers, row.ways) for row in answer.rows)
+    told = Counter((row.role, row.workers, row.differences) for row in answer.rows)
     under = [("tuned", 1, f"policy {policy}"), ("tuned", 2, f"policy {policy}")]
     assert told >= Counter([("naive", 1, ""), ("naive", 2, ""), *under])
     naive = {(row.workers, row.settings) for row in answer.rows if row.role == "naive"}
-    static = {(row.workers, row.settings) for row in answer.rows if row.role == "tuned" and not row.ways}
+    static = {(row.workers, row.settings) for row in answer.rows if row.role == "tuned" and not row.differences}
     assert not naive & static, "no copy of the naive rule is called tuned"
     given = [trial for trial in begun(tmp_path / "out") if trial.phase == "policy"]
     assert Counter(trial.execution["workers"] for trial in given) == {1: 2, 2: 2}, "its own workers train: it might ask"
     assert {trial.execution["policy"] for trial in given} == {policy}
     for row in answer.rows:
-        if row.ways:
+        if row.differences:
             assert row.quality_label == "measured"
             assert row.seconds_label == ("measured" if row.workers <= cores() else "modelled"), "warmup leaves batches"
             runs = [r.run for r in records(tmp_path / "out") if isinstance(r, TrialFinished) and r.trial in row.trials]
@@ -124,7 +124,7 @@ def test_the_command_of_a_policys_row_has_it(
     naive.path.write_text(naive.path.read_text().replace('"epochs": 3', '"epochs": 20'))
     answer = frontier(asked(naive, tmp_path / "out", workers=(2,), target=99.0), cluster=cluster)
     assert answer.pick is not None
-    assert answer.rows[answer.pick].ways == "policy warmup:steps=2"
+    assert answer.rows[answer.pick].differences == "policy warmup:steps=2"
     assert "--workers 2:2 --mode exact" in answer.command
     assert "--policy warmup:steps=2" in answer.command
     assert "2 workers (policy warmup:steps=2)" in answer.answer.sentence
@@ -144,7 +144,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("'lr': None", {}, "both must be positive numbers"),
     ("'compress': 'int8'", {}, "do not add up to the same bits"),
     ("'sync': 'local', 'learners': 2, 'every': 2, 'sync_schedule': '9=allreduce'", {}, "those of one strategy"),
-    ("'topology': 'tree', 'mesh': 'shard=4'", {}, "a topology is that of sums of whole replicas"),
+    ("'topology': 'tree', 'mesh': 'shard=4'", {}, "a topology needs workers that hold whole replicas"),
 ]
 
 

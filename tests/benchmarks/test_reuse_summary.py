@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.user.ensembles_told import BEST, ONE, OWN, Row, goals, summary
-from benchmarks.user.transfer_told import compared, epochs_to, gained, multiplications, started
+from benchmarks.user.ensembles_summary import BEST, ONE, OWN, Row, goals, summary
+from benchmarks.user.transfer_summary import compared, epochs_to, gained, multiplications, started
 from torch import nn
 
 

@@ -35,7 +35,7 @@ class Watched:
         )
 
     def answer(self, number: int, sees: bool | None, ip: Any = 4) -> None:
-        self.lookout.hear(self.agents[number], FolderProbeResult(sees, ip))
+        self.lookout.record_answer(self.agents[number], FolderProbeResult(sees, ip))
 
     @property
     def free(self) -> list[int]:
