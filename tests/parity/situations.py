@@ -392,7 +392,7 @@ SITUATIONS = (
     ),
     Situation(
         "data drawn at import without a seed",
-        ("random",),
+        ("fails on two workers", "random"),
         one_slot="otherwise",
         four_slots="otherwise",
         two_workers="refused",
