@@ -6,7 +6,7 @@
 FROM python:3.11-slim
 ARG TORCH_INDEX=
 ARG EXTRAS=
-WORKDIR /opt/elastune
+WORKDIR /build
 COPY pyproject.toml constraints.txt README.md ./
 COPY src src
 RUN pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch \

@@ -162,7 +162,7 @@ PLACES_OF_CLUSTERS = (
 
 @contextmanager
 def _forked_from(cluster: LocalCluster) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, forked.only_here(patch.undo):
         for module in PLACES_OF_CLUSTERS:
             patch.setattr(f"elastune.{module}.LocalCluster", lambda capacity: nullcontext(cluster))
         yield

@@ -38,14 +38,17 @@ CORE_MAY = {
         "bisect",
         "collections",
         "dataclasses",
+        "difflib",
         "enum",
         "functools",
         "hashlib",
         "inspect",
         "itertools",
     ),
-    *("math", "operator", "pathlib", "re", "struct", "time", "types", "typing"),
+    *("json", "math", "operator", "pathlib", "re", "struct", "time", "types", "typing"),
 }
+# One file of core reads the names of installed packages, which imports of other packages would read likewise.
+PLUGINS_MAY = {"importlib", "sys"}
 # Names that two classes still share. The list only shrinks.
 NAMES_OF_TWO = {"Bounds", "Confirm", "Decisions", "Injector", "Named", "Part", "Progress", "Run", "Training", "Worker"}
 FORBIDDEN_CALLS = {
@@ -215,7 +218,8 @@ def test_core_is_pure() -> None:
         names = {name for name, _ in calls(tree)}
         reading = (".read_text", ".write_text", ".read_bytes", ".sleep")
         acting = ({"open", "print", "input"} & names) | {name for name in names if name.endswith(reading)}
-        broken += [f"{file.name}: {name}" for name in sorted((heads - CORE_MAY) | acting)]
+        may = CORE_MAY | PLUGINS_MAY if file.name == "plugins.py" else CORE_MAY
+        broken += [f"{file.name}: {name}" for name in sorted((heads - may) | acting)]
     assert broken == []
 
 

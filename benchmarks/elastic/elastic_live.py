@@ -63,7 +63,7 @@ def study(cluster: LocalCluster, out: Path, variant: str, seed: int, sample_s: f
     request = StudyRequest(
         PROGRAM,
         out,
-        {"accuracy": "max"},
+        objectives={"accuracy": "max"},
         sampler="grid",
         trials=trials,
         workers=WORKERS,

@@ -154,12 +154,12 @@ class Fakes:
         for agent in [agent for number, agent in self._agents.items() if number % SLICES == at]:
             if agent.peer is not None and agent.peer.let_in:
                 sights = [agents.WorkerSeen(key, "S", now, SIGHT) for key in agent.workers]
-                self._send(agent.peer, agents.encode(agents.AgentBeat(sights)))
+                self._send(agent.peer, agents.FROM_AGENT.encode(agents.AgentBeat(sights)))
 
     # -- what they are told -------------------------------------------------------------------------------------------
 
     def _agent_comes(self, agent: Agent) -> None:
-        words = agents.encode(agents.AgentHello(self._versions, agent.host, agent.room))
+        words = agents.FROM_AGENT.encode(agents.AgentHello(self._versions, agent.host, agent.room))
         agent.peer = self._connect(Peer(socket.socket(), replace(self._door, words=words), agent))
 
     def _worker_comes(self, door: Door, agent: Agent, worker: int, key: int) -> None:
@@ -168,16 +168,16 @@ class Fakes:
 
     def _agent_told(self, agent: Agent, line: bytes) -> None:
         assert agent.peer is not None
-        match agents.decode_from_controller(line):
+        match agents.FROM_CONTROLLER.decode(line):
             case agents.StartWorker(key=key, bootstrap=start):
                 host, _, port = start.coordinator.rpartition(":")
                 words = run.encode(run.Hello(start.worker, agent.host))
                 door = Door((host, int(port)), derived(self._door.token, start.token), run.PURPOSE, words)
                 self._worker_comes(door, agent, start.worker, key)
-                self._send(agent.peer, agents.encode(agents.WorkerStarted(key, 100_000 + start.worker)))
+                self._send(agent.peer, agents.FROM_AGENT.encode(agents.WorkerStarted(key, 100_000 + start.worker)))
             case agents.EndWorker(key=key) if key in agent.workers:
                 self._drop(agent.workers.pop(key))
-                self._send(agent.peer, agents.encode(agents.WorkerEnded(key, -9)))
+                self._send(agent.peer, agents.FROM_AGENT.encode(agents.WorkerEnded(key, -9)))
 
     def _worker_told(self, peer: Peer, worker: int, line: bytes) -> None:
         if line.endswith(b'"kind":"beat"}'):

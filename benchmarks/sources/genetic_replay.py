@@ -122,9 +122,14 @@ def replay(
     """
     with tempfile.TemporaryDirectory() as folder:
         asked = StudyRequest(
-            program, Path(folder) / "out", {"accuracy": "max"}, workers=nodes, seed=seed, trials=MOST * len(table.keys),
+            program,
+            Path(folder) / "out",
+            objectives={"accuracy": "max"},
+            workers=nodes,
+            seed=seed,
+            trials=MOST * len(table.keys),
             **rules(search, threshold, patience),
-        )  # fmt: skip
+        )
         return found_by(simulate(asked, SurrogateModel(table.surrogate), space=table.space).study, search, threshold)
 
 

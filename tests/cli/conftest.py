@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.forked import elastune as start
 
 from elastune.cli import main
 from elastune.runtime.clusters.local import LocalCluster
@@ -69,6 +70,18 @@ def process(here: Path, said: Command) -> Command:
         command = [sys.executable, *launcher, "-m", "elastune", *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ))
         return said(done.returncode, done.stdout, done.stderr)
+
+    return call
+
+
+@pytest.fixture
+def fork(here: Path, said: Command) -> Command:
+    """The command line as a fork of this process, which has torch."""
+
+    def call(*arguments: object) -> Any:
+        with (here / "fork.out").open("w+b") as out, (here / "fork.err").open("w+b") as err:
+            code = start(*map(str, arguments), out=out, err=err).wait(120)
+        return said(code, (here / "fork.out").read_text(), (here / "fork.err").read_text())
 
     return call
 

@@ -46,11 +46,11 @@ def test_all_that_was_asked_for_has_happened(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_no_fault_is_no_proof_and_nothing_is_trained_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = {"kill@40%": "the run ended before its turn came", "join": "none fell due at 0.05 a second"}
+    missing = {"kill@40%": "the run ended before its time", "join": "none fell due at 0.05 a second"}
     found, trained = verdict(monkeypatch, missing=missing, planned=True)
     said = "\n".join(found.lines)
     assert "faults injected: none" in said
-    assert "not injected: kill@40% (the run ended before its turn came)" in said
+    assert "not injected: kill@40% (the run ended before its time)" in said
     assert "not injected: join (none fell due at 0.05 a second)" in said
     assert "NOT verified" in said
     assert "same state" not in said
@@ -59,7 +59,7 @@ def test_no_fault_is_no_proof_and_nothing_is_trained_for_it(monkeypatch: pytest.
 
 
 def test_a_planned_fault_that_did_not_come_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = {"kill@40%": "the run ended before its turn came"}
+    missing = {"kill@40%": "the run ended before its time"}
     found, _ = verdict(monkeypatch, FaultInjected("join"), missing=missing, planned=True)
     said = "\n".join(found.lines)
     assert "equal to an undisturbed run as far as 1 join can show: abc" in said

@@ -1,22 +1,22 @@
 """Groups of options: each field is an option of its own, and each group checks what it is given."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from elastune.cli import groups, options
+from elastune.cli import groups
 from elastune.cli.flatten import flatten
 from elastune.core.cost import check_price
 from elastune.core.errors import UserError
+from elastune.core.settings import OutSettings
 
 
 @dataclass(frozen=True)
-class Tools:
+class Tools(OutSettings):
     hammer: Annotated[int, typer.Option(help="How heavy.")] = 1
-    out: options.Out = None
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,43 @@ def test_an_option_without_a_default_is_required() -> None:
     assert CliRunner().invoke(app, ["--nail", "long"]).exit_code == 0
 
 
-def test_slots_suffice_for_all_workers() -> None:
-    def slots(workers: int, slots: int | None, most: int | None = None) -> int:
-        return groups.ExecutionOptions(slots=slots, device="cpu").execution(workers, most).num_slots
+def options_of(kind: Any, *words: str) -> groups.ExecutionOptions:
+    """What a command that takes ``kind`` makes of the words of a command line."""
+    seen: list[groups.ExecutionOptions] = []
 
-    assert [slots(1, None), slots(8, None), slots(12, None), slots(2, 4), slots(2, None, 16)] == [1, 8, 12, 4, 16]
+    def build(execution_options: groups.ExecutionOptions) -> int:
+        seen.append(execution_options)
+        return 0
+
+    build.__annotations__["execution_options"] = kind
+    app = typer.Typer()
+    app.command()(flatten(build))
+    ran = CliRunner().invoke(app, ["--device", "cpu", *words])
+    if ran.exception is not None and not isinstance(ran.exception, SystemExit):
+        raise ran.exception
+    return seen[0]
+
+
+def test_slots_suffice_for_all_workers() -> None:
+    def slots(workers: int, *words: str, most: int | None = None) -> int:
+        return options_of(groups.Execution, *words).execution(workers, most).num_slots
+
+    assert [slots(1), slots(8), slots(12), slots(2, "--slots", "4"), slots(2, most=16)] == [1, 8, 12, 4, 16]
+
+
+@pytest.mark.parametrize(
+    ("option", "rule"), [("--slots", "at least one slot"), ("--virtual-tensor", "virtual blocks must be from 1")]
+)
+def test_a_number_that_is_left_open_is_no_zero(option: str, rule: str) -> None:
+    with pytest.raises(UserError, match=rule):
+        options_of(groups.Execution, option, "0")
+
+
+def test_options_that_are_left_out_follow_from_the_mesh() -> None:
+    execution = options_of(groups.Execution, "--mesh", "data=2,tensor=2").execution(None)
+    assert (execution.workers, execution.mechanism, execution.virtual_tensor) == (4, "tensor", 4)
+    given = options_of(groups.Execution, "--mechanism", "zero", "--topology", "tree").execution(2)
+    assert (given.mechanism, str(given.topology)) == ("zero", "tree")
 
 
 @pytest.mark.parametrize("price", [0, -1, float("nan"), float("inf")])
@@ -75,10 +107,5 @@ def test_a_price_is_positive(price: float) -> None:
 
 
 def test_modes_that_commands_begin_with() -> None:
-    assert (
-        groups.ExecutionOptions(device="cpu").execution(1).mode,
-        groups.FastExecutionOptions(device="cpu").execution(1).mode,
-    ) == (
-        "exact",
-        "fast",
-    )
+    kinds = (groups.Execution, groups.WorkerExecution, groups.FastExecution)
+    assert [options_of(kind).on(1).mode for kind in kinds] == ["exact", "exact", "fast"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.cli.documented import documented, unlike
+from tests.cli.torchless import torchless
 
 from elastune.cli.commands.plan import plan
 from elastune.core.formatting import number
@@ -74,6 +75,12 @@ def test_a_plan_that_was_kept_is_reported_and_explained(kept: Path, command_here
     assert "What such a split brings" in page
     assert said.count(" interval, ") == 2
     assert command_here("plan", "linear.py", "--nodes", 1, "--out", "out").err.count("must not be there yet") == 1
+
+
+@pytest.mark.parametrize("command", ["report", "explain"])
+def test_a_plan_is_read_without_torch(kept: Path, command: str) -> None:
+    done = torchless(kept.parent, command, "out")
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_commands_of_a_plan_run(kept: Path, command_here: Any) -> None:

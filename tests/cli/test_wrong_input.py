@@ -329,3 +329,33 @@ def test_a_model_that_its_mechanism_does_not_take_is_refused_before_a_worker_sta
     assert "layer of the plan (got self_attn has 3 heads): use --virtual-tensor with a divisor" in said.line
     assert not (here / "mine").exists()
     assert not (here / "elastune-out").exists()
+
+
+REFUSES = """
+import torch
+from torch.utils.data import TensorDataset
+import elastune
+
+def train(session):
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    for epoch in session.epochs(3):
+        if epoch == {epoch}:
+            raise elastune.UserError("data must be there", "none", "fetch them")
+        for (x,) in session.batches(TensorDataset(torch.ones(8, 1)), 8):
+            session.backward(model(x).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        session.report(loss=1.0)
+"""
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_run_that_a_worker_refuses_leaves_only_what_it_has_trained(here: Path, elastune: Command, epoch: int) -> None:
+    (here / "refuses.py").write_text(REFUSES.format(epoch=epoch))
+    said = elastune("run", "refuses.py")
+    assert said.code == 2
+    assert said.err.splitlines()[-1].startswith("elastune: data must be there (got none): fetch them")
+    kept = [folder.name for folder in here.glob("elastune-out/*")]
+    assert kept == ([] if epoch == 0 else ["refuses-run-1"])
+    assert (here / "elastune-out").exists() == bool(kept)

@@ -30,7 +30,7 @@ def text() -> str:
 
 def request(program: Program, out: Path, **changes: Any) -> FrontierRequest:
     settings: dict[str, Any] = {"budget_s": 300.0, "seeds": 2, "sampler": "grid", "config": {"epochs": 4}, **changes}
-    return FrontierRequest(program, out, COUNTS, **settings)
+    return FrontierRequest(program, out, workers=COUNTS, **settings)
 
 
 def records(out: Path) -> list[Record]:

@@ -40,6 +40,19 @@ HANDLED = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal
 INSTALLED = tuple({str(Path(module.__file__).parents[1]) for module in (os, ctypes, importlib.import_module("torch"))})
 
 
+_UNDO: list[Callable[[], object]] = []
+
+
+@contextmanager
+def only_here(undo: Callable[[], object]) -> Iterator[None]:
+    """What is forked meanwhile begins with ``undo``: what was patched in this process is not for it."""
+    _UNDO.append(undo)
+    try:
+        yield
+    finally:
+        _UNDO.remove(undo)
+
+
 class ForkedProcess:
     """A fork of this process that calls ``act`` and ends with its exit code, in a session of its own.
 
@@ -59,6 +72,8 @@ class ForkedProcess:
         if self.pid == 0:
             try:
                 _begin_anew(outputs, keeps, env)
+                for undo in _UNDO:
+                    undo()
                 code = act()
                 sys.stdout.flush()
             except BaseException:  # noqa: BLE001 - never return into the test

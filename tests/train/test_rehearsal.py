@@ -146,3 +146,15 @@ def test_a_program_that_ends_its_process_ends_a_process_of_its_own(tmp_path: Pat
     (tmp_path / "gone.py").write_text("import os\n\ndef train(session):\n    os._exit(9)\n")
     with pytest.raises(UserError, match="exit code 9"):
         rehearse_apart(Program(tmp_path / "gone.py"), {})
+
+
+def test_a_rehearsal_has_the_programs_own_arguments(tmp_path: Path) -> None:
+    parser = (
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--width', type=int, default=32)\n"
+        "args = parser.parse_args()\n"
+    )
+    text = "from __future__ import annotations\n" + parser + TWO_LAYERS.replace("32", "args.width")
+    (tmp_path / "wide.py").write_text(text)
+    program = Program(tmp_path / "wide.py", arguments=("--width", "8"))
+    widths = [rehearse_apart(program, config).parameter_bytes / 4 for config in ({}, {"width": 16})]
+    assert widths == [8 * width + width + width * 4 + 4 for width in (8, 16)]

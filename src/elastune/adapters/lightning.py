@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from elastune.adapters.epochs import Loader, rebuilt
 from elastune.core.errors import UserError
+from elastune.train.data.batches import Batches
 from elastune.train.program.load import at_end, current_session, end_program
 from elastune.train.session import Session
 
@@ -218,7 +219,7 @@ class ElastuneStrategy(SingleDeviceStrategy):
 
     def end(self) -> None:
         """End the newest epoch: write its report and its checkpoint, and stop if the trainer should."""
-        if isinstance(self._pass, Generator):  # a pass has begun; it may have been left
+        if isinstance(self._pass, Batches):  # a pass has begun; it may have been left
             self._pass.close()
         self._ends.report(self._trainer)
         if self._trainer.should_stop and self.session.stopped == "complete":

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from elastune.cli.commands.agent import agent, deploy
 from elastune.cli.commands.checks import check, doctor
@@ -23,17 +24,60 @@ from elastune.cli.commands.reuse import ensemble, predict, soup, transfer
 from elastune.cli.commands.run import resume_by, run
 from elastune.cli.commands.search import frontier, tune
 from elastune.cli.commands.simulate import simulate
+from elastune.cli.machine import finish_copies
 from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, print_error, results_alone
-from elastune.cli.parse import finish_copies
 from elastune.cli.program_words import ProgramCommand, ResumeCommand
 from elastune.core.errors import UserError
+from elastune.core.plugins import Plugins
 from elastune.runtime.job.interrupts import Interrupted
 from elastune.runtime.job.output import discard_refused, release_unused
 
 # What click raises for a bad command line. Older Typers take it from click, newer ones bring their own.
 _BadUsage = cast(type[Exception], typer.BadParameter.__mro__[2])
+INSTALLED = Plugins("elastune.commands", "command")
+"""Commands of other packages: each is a function, or a Typer app with commands of its own."""
+
+
+class _Commands(TyperGroup):
+    """The commands of elastune and those of other packages, whose modules are imported when they are called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*self.commands, *(name for name in INSTALLED.names() if name not in self.commands)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command; for a command of another package one that has its name and help, but imports nothing."""
+        if cmd_name in self.commands or cmd_name not in INSTALLED.names():
+            return self.commands.get(cmd_name)
+        return TyperCommand(cmd_name, help=f"A command of {INSTALLED.package(cmd_name) or 'another package'}.")
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is about to run; imports the module of a command of another package."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None and name not in self.commands:
+            command = _installed_command(name)
+        return name, command, rest
+
+
+def _installed_command(name: str) -> Any:
+    """The command that another package offers as ``name``. Raises ``UserError`` if it cannot be used."""
+    offered = INSTALLED.load(name)
+    if not (isinstance(offered, typer.Typer) or callable(offered)):
+        raise UserError("an installed command must be a function or a Typer app", repr(offered), INSTALLED.fix(name))
+    if isinstance(offered, typer.Typer):
+        commands = offered
+    else:
+        commands = typer.Typer(add_completion=False, rich_markup_mode=None)
+        commands.command(name)(_keep_interrupts(offered))
+    try:
+        return typer.main.get_command(commands)
+    except Exception as error:  # an app without commands, or a parameter of a type that Typer lacks
+        rule = f"Typer must accept an installed command: {type(error).__name__}: {error}"
+        raise UserError(rule, name, INSTALLED.fix(name)) from error
+
+
 app = typer.Typer(
     name="elastune",
+    cls=_Commands,
     help="Train and tune PyTorch models on a changing set of workers, so that accuracy never pays for scale.\n\n"
     "Begin with elastune init, then elastune run train.py --workers 2. elastune COMMAND --help explains a command.\n\n"
     "Exit codes: 0 done, 1 failed, 2 wrong input (one line says which), 75 ended by SIGTERM, or the machine is "
@@ -131,7 +175,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         with results_alone() if "--json" in words else nullcontext():
             code = app(args=words, prog_name="elastune", standalone_mode=False)
         sys.stdout.flush()
-        return int(code or OK)
+        return code if isinstance(code, int) else OK  # a command of another package may return anything
     except UserError as error:
         discard_refused()
         return _fail(str(error), WRONG)

@@ -45,8 +45,8 @@ from elastune.report.worker_changes import Changes, changes_line, gather_changes
 from elastune.runtime.job.output import JOURNAL
 from elastune.tuning.search.constraint import Constraint
 from elastune.tuning.search.objective import valued
+from elastune.tuning.search.time_to_target import shortfall, time_to
 from elastune.tuning.study.results import COSTS, Assets, Picked, PickedAsset, Study, asset_json
-from elastune.tuning.study.time_to_target import shortfall, time_to
 from elastune.tuning.study.trials import Trial, task_of
 
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from elastune.core.errors import UserError
+from elastune.core.plugins import Plugins
 
 Axis = Literal["data", "shard", "tensor", "pipeline"]
 AXES: tuple[Axis, ...] = ("data", "shard", "pipeline", "tensor")
@@ -160,7 +161,10 @@ FOREIGN: Mapping[str, Axis] = MappingProxyType(
 """Mechanisms of other packages, and the axis that they lay workers along. None of them goes with another one."""
 STAGED = ("deepspeed", "fairscale")
 """Those with a ZeRO stage to choose."""
-WORDS = (*get_args(State), *get_args(Dividing), *FOREIGN)
+_JOINED = (*get_args(State), *get_args(Dividing))
+WORDS = (*_JOINED, *FOREIGN)
+INSTALLED = Plugins("elastune.mechanisms", "mechanism")
+"""Mechanisms of other packages, each a subclass of ``parallel.mechanisms.base.Mechanism``."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,7 @@ class MechanismName:
             parameters divided. "sharded": all divided.
         tensor: Whether layers are divided.
         pipeline: Whether the model is cut into stages of layers.
-        foreign: The one of ``FOREIGN`` that does everything, or "".
+        foreign: The one of ``FOREIGN`` or ``INSTALLED`` that does everything, or "".
 
     Example:
         >>> MechanismName.parse("tensor+zero").words
@@ -185,6 +189,11 @@ class MechanismName:
     foreign: str = ""
 
     @property
+    def installed(self) -> bool:
+        """Whether it is a mechanism that another package offers."""
+        return bool(self.foreign) and self.foreign not in FOREIGN
+
+    @property
     def words(self) -> tuple[str, ...]:
         """The single names that it joins, in a fixed order."""
         if self.foreign:
@@ -194,7 +203,9 @@ class MechanismName:
 
     @property
     def dividing(self) -> tuple[Axis, ...]:
-        """The axes along which it divides a replica."""
+        """The axes along which it may divide a replica; an installed mechanism refuses axes itself (its ``check``)."""
+        if self.installed:
+            return tuple(axis for axis in AXES if axis != "data")
         if self.foreign:
             return ("shard",) if FOREIGN[self.foreign] == "shard" else ()
         shards: tuple[Axis, ...] = () if self.state == "replicated" else ("shard",)
@@ -203,10 +214,12 @@ class MechanismName:
     def mesh(self, workers: int) -> Mesh:
         """Return the mesh with ``workers`` along the one axis that divides a replica; along data if no axis does.
 
+        An installed mechanism has its workers along data, too, unless a mesh says otherwise.
+
         Raises:
             UserError: For several axes and several workers: ``--mesh`` must give the number along each axis.
         """
-        axes = self.dividing
+        axes = () if self.installed else self.dividing
         if len(axes) > 1 and workers > 1:
             fix = f"use --mesh, for example {','.join(f'{axis}=2' for axis in axes)}"
             raise UserError("a mechanism that divides along several axes needs a mesh", f"{self}, no mesh", fix)
@@ -234,8 +247,9 @@ class MechanismName:
         """
         words, text = [word.strip() for word in text.split("+")], text[:100]
         for word in words:
-            if word not in WORDS:
-                raise UserError("mechanism must be known", repr(word[:100]), f"use one of {', '.join(WORDS)}")
+            if word not in WORDS and word not in INSTALLED.names():
+                known = ", ".join([*WORDS, *INSTALLED.names()])
+                raise UserError("mechanism must be known", repr(word[:100]), f"use one of {known}")
             if words.count(word) > 1:
                 raise UserError("a mechanism is named once", text, f"leave out the second {word}")
         states = [state for state in get_args(State) if state in words]
@@ -243,9 +257,9 @@ class MechanismName:
             rule = "a mechanism has one of replicated, zero and sharded"
             raise UserError(rule, text, f"leave out all but one of {', '.join(states)}")
         for word in words:
-            if word in FOREIGN and len(words) > 1:
+            if word not in _JOINED and len(words) > 1:
                 raise UserError(f"{word} goes with no other mechanism", text, f"use {word} alone")
-        if words[0] in FOREIGN:
+        if words[0] not in _JOINED:
             return cls(foreign=words[0])
         return cls(states[0] if states else "replicated", "tensor" in words, "pipeline" in words)
 

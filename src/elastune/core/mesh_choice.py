@@ -49,12 +49,15 @@ class MeshChoice:
 
     @classmethod
     def of(cls, execution: ExecutionSettings) -> MeshChoice:
-        """Return the choice for ``execution``: its first mesh, and what its mechanism allows.
+        """The mesh that ``execution`` begins with, and the meshes that its mechanism allows.
 
-        Only workers know how many layers a pipeline could divide (``LayersFound``). Until they report it, a pipeline
-        has no more stages than at the start.
+        Only workers know how many layers a pipeline can divide (``LayersFound``). Until they report it, the pipeline
+        has at most as many stages as at the beginning. With an installed mechanism, each axis that divides a replica
+        has at most as many workers as at the beginning: nothing here knows more of such a mechanism.
         """
         wanted, axes, compression = execution.first_mesh, execution.parts.dividing, execution.compression
+        if execution.parts.installed:
+            return cls(wanted, wanted.shard, wanted.tensor, wanted.pipeline, execution.num_slots)
         return cls(
             wanted,
             shard=UNBOUNDED if "shard" in axes else 1,

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from elastune.core.communication import Compression, Topology
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
+from elastune.core.fields import Notation, documented, setting
 from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.sync_plan import MOST_STEP, SyncPlan, SyncSchedule
 
@@ -122,61 +123,101 @@ class Program:
         return None if self.data is None else str(self.data)
 
 
+def _mesh(text: str, option: str) -> Mesh:
+    return Mesh.parse(text)
+
+
+def _topology(text: str, option: str) -> Topology:
+    return Topology.parse(text)
+
+
+MESH = Notation("AXIS=N,...", _mesh)
+TOPOLOGY = Notation("NAME|parents=[...]", _topology, str)
+LEAST = "least"  # of a mechanism: what the mesh needs
+OPEN = (
+    "workers",
+    "mechanism",
+    "num_slots",
+    "virtual_tensor",
+)  # execution settings that others decide where they are left out
+
+
+@documented
 @dataclass(frozen=True)
 class ExecutionSettings:
-    """How a training is executed, at what speed and cost: workers, mechanism, topology and other system settings.
+    """How a training is executed: workers, layout, mechanism and device. They set its speed and its cost.
 
-    In ``exact`` mode only ``num_slots``, ``virtual_tensor``, ``precision`` and ``threads`` change the result;
-    ``compress`` is for ``fast`` mode and changes it, too. ``workers`` default to those of the mesh, and ``mechanism``
-    to the least that the mesh needs.
-
-    Args:
-        workers: Processes that train together at the beginning.
-        mode: "exact" (equal bits for any number of workers) or "fast" (equal up to rounding).
-        mechanism: How a replica of the model lies on workers. "replicated": every worker holds all of it. Names are
-            joined by "+": "tensor+zero". See ``core.mesh.MechanismName``.
-        num_slots: Equal shares of every global batch. The number belongs to the run and stays when workers change.
-            None: one for each worker that trains on samples of its own, so one without other workers
-            (docs/decisions/0010).
-        threads: CPU threads of each worker; equal on every worker, because results of CPU kernels may depend on it.
-        device: "cpu", "cuda" or "cuda:N".
-        precision: "fp32" or "bf16" (autocast in the forward pass).
-        micro_batch: The most samples of one forward pass; None: no bound.
-        mesh: The workers as a grid; None: all along the axis of the mechanism, see ``first_mesh``.
-        copies: Workers that hold each piece of divided state; None: two where workers may change, else one.
-        virtual_tensor: Blocks into which layers are divided for the tensor axis; 1 where the mechanism divides no
-            layers. Like ``num_slots`` it belongs to the run.
-        schedule: The order in which a pipeline's stages run forward and backward passes.
-        offload: Keep optimizer state in the CPU's memory, and take the optimizer's steps there. They round differently
-            than on a GPU.
-        zero_stage: What DeepSpeed or FairScale divide: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too;
-            None: the mechanism's default.
-        compress: How gradients are compressed, "int8" or "powersgd:rank=4" (``core.communication``); None: not at all.
-        topology: The routes of sums (``core.communication``); a text is read as for ``--topology``.
-        bucket_bytes: The most bytes of gradients in one message of replicated workers; None: 16 MiB, the first one 1
-            MiB.
+    In ``exact`` mode only ``num_slots``, ``virtual_tensor``, ``precision`` and ``threads`` change the result.
+    ``compress``, which is for ``fast`` mode, changes it, too. ``num_slots`` and ``virtual_tensor`` belong to the run,
+    and stay when workers change. An object never holds 0 or "least" for the settings in ``OPEN``: the mesh and other
+    settings have decided them.
 
     Example:
-
+        >>> elastune.run(train, {"lr": 0.1}, execution=elastune.ExecutionSettings(mode="fast", micro_batch=64))
     """
 
-    workers: int = None  # type: ignore[assignment]  # a number once it is made
-    mode: Mode = "exact"
-    mechanism: str = None  # type: ignore[assignment]
-    num_slots: int = None  # type: ignore[assignment]
-    threads: int = 1
-    device: str = "cpu"
-    precision: Precision = "fp32"
-    micro_batch: int | None = None
-    mesh: Mesh | None = None
-    copies: int | None = None
-    virtual_tensor: int = None  # type: ignore[assignment]
-    schedule: Schedule = "1f1b"
-    offload: bool = False
-    zero_stage: int | None = None
-    compress: str | None = None
-    topology: Topology = field(default_factory=Topology)
-    bucket_bytes: int | None = None
+    workers: int = setting(0, "Worker processes at the beginning. 0: those of the mesh, or 1.")
+    mode: Mode = setting(
+        "exact",
+        "exact: the same weights for any number of workers; fast: weights that are equal within rounding.",
+    )
+    mechanism: str = setting(
+        LEAST,
+        "How a copy of the model lies on workers: replicated, zero or sharded. Join it with tensor or pipeline to "
+        "divide the layers, too, such as pipeline+zero. Or a package does it all: fsdp2, deepspeed, fairscale, "
+        "horovod. See docs/meshes.md. [default: the least that --mesh needs]",
+        metavar="NAME[+NAME...]",
+    )
+    num_slots: int = setting(
+        0,
+        "Number of equal shares that each global batch is cut into. It shows in the result. No run has more workers "
+        "than slots. [default: as many as the command allows workers, so 1 where it names none]",
+        "--slots",
+    )
+    threads: int = setting(1, "CPU threads of each worker.")
+    device: str = setting("cpu", "Where to compute: auto, cpu, cuda or cuda:N.")
+    precision: Precision = setting("fp32", "fp32, or bf16 (autocast in the forward pass).")
+    micro_batch: int | None = setting(None, "Most samples in one forward pass. [default: no limit]")
+    mesh: Mesh | None = setting(
+        None,
+        "Arrange the workers of a training as a grid, which also sets their number: data=2,tensor=2 has 4. Axes: data, "
+        "shard, tensor, pipeline. See docs/meshes.md.",
+        notation=MESH,
+    )
+    copies: int | None = setting(
+        None, "How many workers hold each part of divided state. [default: 2 where workers may change, else 1]"
+    )
+    virtual_tensor: int = setting(
+        0,
+        "Number of blocks that mechanism tensor divides a layer into, whatever the mesh. It shows in the result. "
+        f"[default: {DEFAULT_VIRTUAL_TENSOR}, or as many as workers]",
+    )
+    schedule: Schedule = setting(
+        "1f1b", "Order of passes in mechanism pipeline: 1f1b, gpipe, interleaved or zero-bubble."
+    )
+    offload: bool = setting(False, "Keep optimizer state in the CPU's memory. Needs --mechanism zero or sharded.")
+    zero_stage: int | None = setting(
+        None,
+        "What mechanism deepspeed or fairscale divides: 0 nothing, 1 optimizer state, 2 also gradients, 3 also "
+        "parameters. fairscale has stage 2 alone. [default: 2]",
+    )
+    compress: str | None = setting(
+        None,
+        "Compress gradients before they are sent: bf16, fp16, int8, powersgd:rank=4 or topk:ratio=0.01. Needs --mode "
+        "fast, and shows in the result. See docs/compression.md.",
+        metavar="HOW",
+    )
+    topology: Topology = setting(
+        Topology(),
+        "Routes by which sums travel between workers: auto, native, ring, tree, binary_tree, star, hierarchical, or "
+        "parents=[0,0,1,0] with the parent of each rank. :chunk_kib=N at the end sets the size of the chunks that are "
+        "sent, in KiB. See docs/topologies.md.",
+        notation=TOPOLOGY,
+    )
+    bucket_bytes: int | None = setting(
+        None,
+        "Most bytes of gradients in one message between replicated workers. [default: 16 MiB, the first 1 MiB]",
+    )
 
     @property
     def cuts_batches(self) -> bool:
@@ -184,39 +225,41 @@ class ExecutionSettings:
         return self.micro_batch is not None or (self.mode == "exact" and self.num_slots > 1)
 
     def __post_init__(self) -> None:
-        raw: Any = self
-        for name_ in ("num_slots", "copies", "virtual_tensor", "zero_stage", "bucket_bytes"):
-            value = getattr(raw, name_)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise UserError(f"{name_} must be a whole number", repr(value), f"for example {name_}=2")
-        if not isinstance(raw.mesh, Mesh | None):
-            raise UserError("a mesh must be a Mesh", repr(raw.mesh), "use elastune.Mesh(data=2, shard=2)")
-        if not isinstance(raw.topology, Topology):
-            if not isinstance(raw.topology, str):
-                raise UserError("a topology must be a text", repr(raw.topology)[:100], 'such as "tree"')
-            object.__setattr__(self, "topology", Topology.parse(raw.topology))
-        if not isinstance(raw.mechanism, str | None):
-            raise UserError("a mechanism must be a text", repr(raw.mechanism), 'such as "tensor+zero"')
-        if not isinstance(raw.compress, str | None):
-            raise UserError("a compression must be a text", repr(raw.compress)[:100], 'such as "powersgd:rank=4"')
-        compression = None if raw.compress is None else Compression.parse(raw.compress)
-        blocks = raw.virtual_tensor
-        least = MechanismName.minimal_for(self.mesh, blocks)
-        name = least if raw.mechanism is None else MechanismName.parse(self.mechanism)
-        workers = raw.workers
-        if workers is None:
-            workers = 1 if self.mesh is None else self.mesh.workers
-        if blocks is None:
+        self._check_types()
+        name = MechanismName.minimal_for(self.mesh, self.virtual_tensor or None)
+        if self.mechanism != LEAST:
+            name = MechanismName.parse(self.mechanism)
+        workers = self.workers or (1 if self.mesh is None else self.mesh.workers)
+        blocks = self.virtual_tensor
+        if not blocks:
             alone = workers if name.dividing == ("tensor",) else 1
             blocks = max(DEFAULT_VIRTUAL_TENSOR, alone if self.mesh is None else self.mesh.tensor) if name.tensor else 1
-        compress = None if compression is None else str(compression)
-        slots = raw.num_slots
-        if slots is None and self.mesh is None:
-            slots = 1 if name.tensor or name.pipeline else workers
-        settled: dict[str, Any] = {"mechanism": str(name), "workers": workers, "virtual_tensor": blocks}
-        settled |= {"compress": compress, "num_slots": self.mesh.batch if slots is None and self.mesh else slots}
-        for field_, value in settled.items():
-            object.__setattr__(self, field_, value)
+        slots = self.num_slots or (
+            self.mesh.batch if self.mesh is not None else 1 if name.tensor or name.pipeline else workers
+        )
+        compress = None if self.compress is None else str(Compression.parse(self.compress))
+        settled: dict[str, Any] = {"mechanism": str(name), "workers": workers, "num_slots": slots}
+        settled |= {"virtual_tensor": blocks, "compress": compress}
+        if isinstance(given := vars(self)["topology"], str):
+            settled["topology"] = Topology.parse(given)
+        for name_, value in settled.items():
+            object.__setattr__(self, name_, value)
+
+    def _check_types(self) -> None:
+        """Refuse values of other types, which a program, its space or a journal may have."""
+        given = vars(self)
+        for name in ("num_slots", "copies", "virtual_tensor", "zero_stage", "bucket_bytes"):
+            value = given[name]
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise UserError(f"{name} must be a whole number", repr(value), f"for example {name}=2")
+        for name, kind, rule, fix in (
+            ("mesh", Mesh | None, "a mesh must be a Mesh", "use elastune.Mesh(data=2, shard=2)"),
+            ("topology", Topology | str, "a topology must be a text", 'such as "tree"'),
+            ("mechanism", str, "a mechanism must be a text", 'such as "tensor+zero"'),
+            ("compress", str | None, "a compression must be a text", 'such as "powersgd:rank=4"'),
+        ):
+            if not isinstance(given[name], kind):
+                raise UserError(rule, repr(given[name])[:100], fix)
 
     @property
     def parts(self) -> MechanismName:
@@ -263,18 +306,24 @@ class ExecutionSettings:
         }
         return {name: value for name, value in plain.items() if not silent.get(name, False)}
 
+    def with_values(self, values: Mapping[str, Any]) -> ExecutionSettings:
+        """Return these settings with ``values`` in place of some. None opens one of ``OPEN`` again."""
+        opened = {name: getattr(ExecutionSettings, name) for name in OPEN if name in values and values[name] is None}
+        return replace(self, **{**values, **opened})
+
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ExecutionSettings:
-        """Return the settings that ``to_json`` described, from a journal or another process.
+    def from_json(cls, values: Mapping[str, Any]) -> ExecutionSettings:
+        """Return the settings that ``to_json`` gave, from a journal or another process.
 
         Raises:
-            TypeError: For an unknown name.
+            TypeError: For a name that is no execution setting.
             UserError: For a text that is no mesh or mechanism.
         """
-        mesh = data.get("mesh")
+        mesh = values.get("mesh")
         if not isinstance(mesh, str | None):
             raise UserError("a mesh must be a text", repr(mesh)[:100], 'such as "data=2,shard=2"')
-        return cls(**{**data, "mesh": mesh if mesh is None else Mesh.parse(mesh)})
+        given = {name: value for name, value in values.items() if value is not None or name not in OPEN}
+        return cls(**{**given, "mesh": mesh if mesh is None else Mesh.parse(mesh)})
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from elastune.core.communication import Compression, Topology
 from elastune.core.errors import UserError
-from elastune.core.mesh import AXES, STAGED, MechanismName, Mesh
+from elastune.core.mesh import AXES, INSTALLED, STAGED, MechanismName, Mesh
 from elastune.core.options import split
 from elastune.core.run import ExecutionSettings, Mode, Schedule
 from elastune.parallel.mechanisms.registry import DIVIDES, MECHANISMS, STATES
@@ -116,7 +116,7 @@ def _suggest_division(trial: Any, mechanisms: Sequence[str], meshes: Sequence[st
 def _mechanism_name(text: str) -> MechanismName:
     name = MechanismName.parse(text)
     for word in name.words:
-        choice("mechanism", word, (*MECHANISMS, *STATES, *DIVIDES))
+        choice("mechanism", word, (*MECHANISMS, *STATES, *DIVIDES, *INSTALLED.names()))
     return name
 
 

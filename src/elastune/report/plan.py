@@ -38,7 +38,7 @@ def plan_page(made: PlanMade) -> Page:
     """The page of a plan."""
     result, options = made.answer, made.request
     best, price = result["plans"][0], float(options["price_per_worker_hour"])
-    cluster = f"{count(int(options['nodes']), 'node')} of {count(int(options['workers_each']), 'worker')}"
+    cluster = f"{count(int(options['nodes']), 'node')} of {count(int(options['workers_per_node']), 'worker')}"
     answer = (
         f"{Path(plain(made.program)).name} on {cluster}: {count(best['width'], 'training')} at once on {best['mesh']}"
     )

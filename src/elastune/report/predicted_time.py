@@ -1,7 +1,4 @@
-"""Predicted beside measured time of a run's or a study's steps, by the record of a cluster's plan.
-
-The step model needs torch, so this file stands apart from the pages and tables, which need none.
-"""
+"""Predicted beside measured time of a run's or a study's steps, by the record of a cluster's plan."""
 
 from __future__ import annotations
 

@@ -27,17 +27,18 @@ Label = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Deployment:
-    """``hosts`` agents with ``workers`` each, and a controller for them.
+    """A controller and its agents on Kubernetes or SkyPilot.
 
     Args:
-        command: the program, as a path in ``image``, and options of ``elastune run``.
-        name: of the job; 40 characters at most, as Kubernetes makes host names of it.
-        image: a container image that has elastune, torch, the program and its data.
-        hosts: agents, each on a machine of its own.
-        workers: of each agent.
-        gpus: of each host; ``accelerator``: what SkyPilot calls them.
-        port: where the controller listens for agents.
-        volume: the name of a volume that all hosts share, for checkpoints and results.
+        command: The program, as a path in ``image``, and options of ``elastune run``.
+        image: A container image that has elastune, torch, the program and its data.
+        name: The name of the job, of at most 40 characters, because Kubernetes makes host names of it.
+        hosts: The number of agents, each on its own machine.
+        workers: The number of workers of each agent.
+        gpus: The number of GPUs of each host.
+        accelerator: SkyPilot's name of the GPUs.
+        port: The port at which the controller listens for agents.
+        volume: The name of a volume that all hosts share, for checkpoints and results.
     """
 
     command: tuple[str, ...]
@@ -51,24 +52,25 @@ class Deployment:
     volume: Label = "results"
 
     def run(self, interface: str, token_file: str, shared: str) -> list[str]:
-        """The controller's command. It goes on with what an earlier start has left."""
+        """The controller's command. It resumes the run of an earlier start."""
         where = ["--cluster", f"hosts:{self.port}", "--interface", interface, "--token-file", token_file]
         room = ["--workers", f"1:{self.hosts * self.workers}", "--gather", "60m"]
         return ["elastune", "run", *self.command, *where, *room, "--out", f"{shared}/{self.name}", "--resume"]
 
     def agent(self, controller: str, token_file: str, grace_s: int) -> list[str]:
-        """An agent's command; ``controller``: the host where that listens."""
+        """An agent's command. ``controller``: the host of the controller."""
         join = ["--join", f"{controller}:{self.port}", "--token-file", token_file, "--workers", str(self.workers)]
         return ["elastune", "agent", *join, "--grace", f"{grace_s}s", "--patience", "60m"]
 
 
 def deployment(command: Sequence[str], **facts: object) -> Deployment:
-    """A checked one. Raises ``UserError``."""
+    """Return a checked deployment. Raises ``UserError`` for a wrong command or option."""
     if not command or command[0].startswith("-"):
         fix = "such as: elastune deploy jobset --image IMAGE -- train.py --epochs 10"
         raise UserError("a deployment runs a program", " ".join(command) or "nothing", fix)
-    if ours := [word for word in command if word.partition("=")[0] in OURS]:
-        raise UserError("a deployment says itself where workers run", ours[0], "leave it out; see --hosts, --workers")
+    if reserved := [word for word in command if word.partition("=")[0] in OURS]:
+        rule = "a deployment sets where workers run"
+        raise UserError(rule, reserved[0], "leave it out; see --hosts, --workers")
     if bad := [word for word in command if not word.isprintable()]:
         raise UserError("a command line is of printable characters", ascii(bad[0]), "leave it out")
     try:

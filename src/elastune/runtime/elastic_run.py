@@ -556,7 +556,7 @@ class DriverQueue:
     """The events that a run's driver has not read yet: the run puts them in, ``ElasticRun.poll`` hands them out.
 
     Attributes:
-        given: By worker, how many of its records ``hand_out`` has returned. The driver has journaled these records
+        returned: By worker, how many of its records ``hand_out`` has returned. The driver has journaled these records
             when it polls again, so the coordinator may then confirm them to the workers.
     """
 

@@ -1,8 +1,8 @@
 """The contract of a launcher: it starts and ends processes. It knows no run, no membership and no records.
 
-A worker gets a ``Bootstrap`` and nothing else from its launcher. With it the process connects to the coordinator of
-its run, which sends everything else. ``elastune.runtime.worker`` is that process. A launcher calls ``live`` in it,
-or runs ``python -m elastune.runtime.worker`` with the bootstrap in the environment.
+A worker gets only a ``Bootstrap`` from its launcher. With it the process connects to the coordinator of its run, which
+sends everything else. ``elastune.runtime.worker`` is that process. A launcher calls ``live`` in it, or runs
+``python -m elastune.runtime.worker`` with the bootstrap in the environment.
 """
 
 from __future__ import annotations
@@ -28,11 +28,16 @@ _RULES = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, config=_RULES)
 class Bootstrap:
-    """All that reaches a worker from outside: its number, the address ("host:port") and token of its coordinator.
+    """Everything that a launcher gives a worker.
 
-    ``token`` lets it in, so it belongs in no command line and no log. ``device``: what it may use where it runs.
-    ``spool``: the folder there by which it passes files on; "": it sees its run's own folder. ``moves``: the file there
-    that says on which host the next controller listens (``ControllerLocator``); "": on the same one.
+    Attributes:
+        worker: The worker's number.
+        coordinator: The address of its coordinator ("host:port").
+        token: The secret of the coordinator, which must be in no command line and no log.
+        device: The device that the worker may use.
+        spool: The folder on its host in which it leaves files for the controller; "": it sees its run's folder.
+        moves: The file on its host with the address of the next controller (``ControllerLocator``); "": the address
+            stays the same.
     """
 
     worker: int
@@ -43,7 +48,7 @@ class Bootstrap:
     moves: str = ""
 
     def to_json(self) -> str:
-        """As one line."""
+        """The bootstrap as one line of JSON."""
         return json.dumps(asdict(self))
 
 
@@ -51,24 +56,27 @@ _BOOTSTRAPS = TypeAdapter(Bootstrap)
 
 
 def read_bootstrap(text: str) -> Bootstrap:
-    """What ``Bootstrap.to_json`` wrote. Raises ``ValueError``."""
+    """Read the result of ``Bootstrap.to_json``. Raises ``ValueError``."""
     return _BOOTSTRAPS.validate_json(text, strict=True)
 
 
 def bootstrap_of(environment: Mapping[str, str] = os.environ) -> Bootstrap:
-    """The bootstrap that a launcher left in the environment. Raises ``UserError``."""
+    """Read the bootstrap in the environment, where a launcher has put it. Raises ``UserError`` without one."""
     try:
         return read_bootstrap(environment[VARIABLE])
     except (KeyError, ValidationError):
         fix = "let a launcher start it"
-        raise UserError("a worker must find its bootstrap in its environment", VARIABLE, fix) from None
+        raise UserError("a worker needs a bootstrap in its environment", VARIABLE, fix) from None
 
 
 @dataclass(frozen=True, config=_RULES)
 class Needs:
-    """What workers need where they run: a ``device`` ("cpu", "cuda", "auto", ...) each, and a folder for their logs.
+    """What workers need on their hosts.
 
-    ``spread``: they are to be on as many hosts as there are, where there are several.
+    Attributes:
+        device: The device of each worker: "cpu", "cuda", "auto" and so on.
+        logs: The folder for their logs.
+        spread: Whether they should be on as many hosts as possible.
     """
 
     device: str
@@ -78,7 +86,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class ProcessStarted:
-    """The worker's process runs, as ``pid`` where it is."""
+    """The worker's process runs, as ``pid`` on its host."""
 
     bootstrap: Bootstrap
     pid: int
@@ -86,9 +94,13 @@ class ProcessStarted:
 
 @dataclass(frozen=True)
 class ProcessEnded:
-    """The worker's process has ended with ``code`` (negative: the signal; None: it cannot be known).
+    """The worker's process has ended.
 
-    ``log`` is the tail of what it printed. ``why``: what the launcher has to say about it; "" where nothing.
+    Attributes:
+        bootstrap: The worker.
+        code: Its exit code; negative: the signal; None: unknown.
+        log: The end of its output.
+        why: The launcher's explanation; "": none.
     """
 
     bootstrap: Bootstrap
@@ -110,66 +122,68 @@ ProcessEvent = ProcessStarted | ProcessEnded | ProcessNoticed
 
 
 class Launcher(ABC):
-    """Starts and ends processes somewhere. One thread uses it."""
+    """Starts and ends processes on this machine or elsewhere. One thread uses it. Each launcher has a subclass."""
 
     interface: str = "lo"
     """The network interface by which its workers reach each other."""
     tls: ssl.SSLContext | None = None
-    """The certificate that ``new_token`` names: where there is one, coordinators encrypt."""
+    """The certificate that ``new_token`` names; coordinators then encrypt. None: no encryption."""
     own_environment: bool = False
-    """Whether its workers have environments of their own, elsewhere: a run then adds to them what it sets itself."""
+    """Whether its workers have environments of their own, to which a run only adds its own variables."""
 
     @property
     def pause_s(self) -> float:
-        """How long whoever has polled may leave it alone even if it has something to tell: many little news are one."""
+        """How long the caller may wait after a ``poll``, even if events arrive, so that it reads several at once."""
         return 0.0
 
     def new_token(self) -> str:
-        """A new secret, for the coordinator of workers that this will start."""
+        """Return a new secret for the coordinator of workers that this launcher will start."""
         return secrets.token_hex(16)
 
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """Workers that there is room for; may change by itself."""
+        """The number of workers that it has room for; it may change by itself."""
 
     @property
     @abstractmethod
     def free(self) -> int:
-        """Workers that could be started now. One counts until its ``ProcessEnded`` was polled or is about to be."""
+        """The number of workers that it could start now. A worker takes room until its ``ProcessEnded``."""
 
     @abstractmethod
     def start(self, workers: Sequence[Bootstrap], needs: Needs) -> None:
-        """Start these. Returns at once; each one's ``ProcessEnded`` will come.
+        """Start ``workers``. Returns at once; a ``ProcessEnded`` will follow for each of them.
 
-        Raises ``UserError`` for what the place lacks and ``OSError`` where it refuses: then none of them was started,
-        or the ends of those that were will be polled.
+        Raises:
+            UserError: If a need cannot be met.
+            OSError: If the system refuses. Either no worker was started, or ``poll`` will return the ends of those that
+                were.
         """
 
     @abstractmethod
     def end(self, workers: Sequence[Bootstrap], why: str = "") -> None:
-        """Kill these, with all that they have started; ``why`` is for their logs. Those that ended are left alone."""
+        """Kill ``workers`` and all processes that they have started. ``why``: for their logs. Ignores ended ones."""
 
     @abstractmethod
     def poll(self) -> list[ProcessEvent]:
-        """What happened since the last call. Never blocks."""
+        """Return the events since the last call. Never blocks."""
 
     @abstractmethod
     def fileno(self) -> int | None:
-        """A descriptor that is readable when there is something to ``poll``; None: it has to be polled now and then."""
+        """A descriptor that is readable when ``poll`` has events; None: the caller has to poll regularly."""
 
     def last_line(self, worker: Bootstrap) -> str:
-        """The last line that ``worker`` printed, where that is known."""
+        """The last line of ``worker``'s output; "": unknown."""
         return ""
 
     def host(self, worker: Bootstrap) -> str:
-        """What the machine is called that ``worker`` was started on, where that is known."""
+        """The name of ``worker``'s host; "": unknown."""
         return ""
 
     def vitals(self, worker: Bootstrap) -> ProcessStatus | None:
-        """The operating system's view of ``worker``'s process; None where it is unknown. Any thread may call this."""
+        """The operating system's view of ``worker``'s process; None: unknown. Any thread may call this."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """End everything: nothing that was started is left, and all ends can be polled. Idempotent."""
+        """End all processes. None is left then, and all ends can be polled. Idempotent."""

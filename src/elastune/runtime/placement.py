@@ -1,7 +1,7 @@
 """The rank and the device of a worker: from torchrun, srun or mpirun, and from this machine's accelerators.
 
-Nothing here initialises CUDA in the calling process: a process that did could not fork workers that use it. Reading
-the environment is pure and leaves the device at "cpu"; ``assign`` chooses the device.
+Nothing here initialises CUDA in the calling process: after that, the process could not fork workers that use CUDA.
+Reading the environment is pure and leaves the device at "cpu"; ``assign`` chooses the device.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from pathlib import Path
 from elastune.core.errors import UserError
 from elastune.core.run import Place
 
-# Nothing here initialises CUDA in the calling process: after that, the process could not fork workers that use CUDA.
-
 PROBE_LIMIT_S = 60.0
 _PROBE = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-# The drivers' own files: NVIDIA, NVIDIA under WSL, AMD. Without any of them the probe, which imports torch, is spared.
+# Files of drivers: NVIDIA, NVIDIA under WSL, AMD. Without any of them no probe is needed, which imports torch.
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd")
 
 
@@ -30,7 +28,7 @@ _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd")
 def devices() -> tuple[str, ...]:
     """The devices that workers can use: ``("cuda:0", ...)`` as torch numbers them, or ``("cpu",)`` without any.
 
-    Where a driver is present, torch is asked in a process of its own, so its build and CUDA_VISIBLE_DEVICES count.
+    If a driver is present, another process asks torch, so that its build and CUDA_VISIBLE_DEVICES count.
     """
     if not (any(Path(name).exists() for name in _DRIVER_FILES) or shutil.which("nvidia-smi")):
         return ("cpu",)
@@ -44,17 +42,28 @@ def devices() -> tuple[str, ...]:
 
 
 def least_used_first(names: Sequence[str], of_run: Sequence[str], of_others: Sequence[str]) -> list[str]:
-    """``names`` in the order in which a run's next workers get them: ``of_run`` are those that the run's workers have.
+    """Sort devices in the order in which a run's next workers get them.
 
-    Those come last, whatever ``of_others`` are busy with: NCCL takes one worker of a run on a GPU.
+    Devices of the run's own workers come last, however busy the others are: NCCL allows one worker of a run on a GPU.
+
+    Args:
+        names: The devices.
+        of_run: The device of each worker of the run.
+        of_others: The device of each other worker.
     """
     return sorted(names, key=lambda name: (of_run.count(name), of_others.count(name)))
 
 
 def assign(device: str, local_rank: int, available: Sequence[str]) -> str:
-    """The device of worker ``local_rank``: ``available`` CUDA devices are handed out in order, over and over.
+    """Return the device of worker ``local_rank``. Workers get the CUDA devices in turn.
 
-    ``device``: "cpu", "cuda" (one of them), "cuda:N" (this one), or "auto" (one of them, or the CPU without any).
+    Args:
+        device: "cpu", "cuda" (any CUDA device), "cuda:N" (this one), or "auto" (any CUDA device, or else the CPU).
+        local_rank: The worker's number on this host.
+        available: The devices of this host.
+
+    Raises:
+        UserError: If this host does not have the device.
     """
     gpus = [name for name in available if name.startswith("cuda:")]
     if device == "cpu" or (device == "auto" and not gpus):
@@ -67,25 +76,26 @@ def assign(device: str, local_rank: int, available: Sequence[str]) -> str:
     raise UserError("the device must be one that this machine has", device, f"choose one of {offer}")
 
 
-# A worker that torchrun, srun or mpirun has started finds its place in its environment: pure functions of that
-# environment. They leave the device of the place at "cpu"; ``assign`` chooses the device.
+# --- the place of a worker that torchrun, srun or mpirun has started, from its environment ---
 
 # Slurm numbers the steps of srun from 0 and keeps the top for its own: batch script, interactive shell, and so on.
 FIRST_RESERVED_STEP = 0xFFFFFFF0
-# Ports below what Linux hands to outgoing connections (32768 and up), so that none of those can hold ours.
+# Ports below those that Linux gives to outgoing connections (32768 and up), so that no such connection has ours.
 FIRST_PORT, PORTS = 16384, 16384
 _OPEN_MPI = "OMPI_COMM_WORLD"
 
 
 def from_environment(env: Mapping[str, str]) -> Place | None:
-    """The place that torchrun, srun or mpirun gave this process, or None where none of them started it.
+    """Return the place that torchrun, srun or mpirun gave this process; None if none of them has started it.
 
-    torchrun: all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, once the first two are there. srun: a
-    step of two tasks or more; a step of one (a shell on a node, say) is an ordinary machine and may have workers of its
-    own, and so may a batch script, which has Slurm's variables too but is no step of srun. The tasks meet at the first
-    node; MASTER_ADDR and MASTER_PORT, as batch scripts often set them, go over that. mpirun (Open MPI's variables, or
-    those that MPICH and its like share): two processes or more; on one host they find each other by the name that Open
-    MPI gave the job, else by MASTER_ADDR and MASTER_PORT. Raises ``UserError``.
+    - torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. All are needed if the first two are set.
+    - srun: a step of at least two tasks, which meet at the first node unless MASTER_ADDR and MASTER_PORT are set.
+      A step of one task (such as a shell on a node) and a batch script are ordinary processes and start workers.
+    - mpirun (Open MPI's variables, or those that MPICH and others share): at least two processes. On one host they meet
+      by Open MPI's name of the job, else by MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        UserError: For a missing or wrong variable.
     """
     if "RANK" in env and "WORLD_SIZE" in env:
         return _torchrun(env)
@@ -99,7 +109,7 @@ def from_environment(env: Mapping[str, str]) -> Place | None:
 
 
 def on_this_host(env: Mapping[str, str]) -> int | None:
-    """How many workers the launcher has started on this host; None where it does not report that."""
+    """How many workers the launcher has started on this host; None if it does not report that."""
     names = ("LOCAL_WORLD_SIZE", f"{_OPEN_MPI}_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
     value = next((env[name] for name in names if env.get(name)), "")
     return int(value) if value.isdigit() else None
@@ -120,7 +130,7 @@ def _in_srun(env: Mapping[str, str]) -> bool:
 
 
 def _srun(env: Mapping[str, str]) -> Place | None:
-    # SLURM_NTASKS may still be the job's where a step was given fewer tasks; SLURM_STEP_NUM_TASKS is the step's.
+    # SLURM_NTASKS may be the job's number if the step has fewer tasks; SLURM_STEP_NUM_TASKS is the step's number.
     world = _number(env, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS", 1)
     rank = _number(env, "SLURM_PROCID", 0, world - 1)
     local_rank = _number(env, "SLURM_LOCALID", 0)
@@ -146,7 +156,7 @@ def _mpirun(env: Mapping[str, str], rank_name: str, size_name: str, local_name: 
     if "MASTER_ADDR" in env or "MASTER_PORT" in env:
         return Place(rank, world, local_rank, rendezvous=_master(env))
     if on_this_host(env) != world or not job:
-        rule = "processes of mpirun that are not known to share a host must be told where they meet"
+        rule = "processes of mpirun on several hosts need an address at which they meet"
         fix = "mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 (MPICH: -genv NAME VALUE)"
         raise UserError(rule, "no MASTER_ADDR", fix)
     meet = FIRST_PORT + zlib.crc32(job.encode()) % PORTS
@@ -158,14 +168,15 @@ def _master(env: Mapping[str, str]) -> str:
 
 
 def port(job: int, step: int) -> int:
-    """A port that every task of a step computes alike and that steps side by side do not share."""
+    """Return a port that all tasks of a step compute alike, and that other steps of the job do not use."""
     return FIRST_PORT + (job * 31 + step) % PORTS
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of a Slurm node list: ``node03-ib`` of ``node[03-05,9]-ib,other``; task 0 runs there.
+    """Return the first host of a Slurm node list, on which task 0 runs: ``node03-ib`` of ``node[03-05,9]-ib,other``.
 
-    Raises ``UserError`` where it is no such list.
+    Raises:
+        UserError: If ``nodelist`` is not such a list.
     """
     item = r"\d+(?:-\d+)?"
     group = rf"\[{item}(?:,{item})*\]"

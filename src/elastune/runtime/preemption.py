@@ -38,26 +38,26 @@ _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass(frozen=True)
 class Notice:
-    """In ``seconds`` this machine is gone."""
+    """This machine will be taken away in ``seconds``, for the reason ``why``."""
 
     seconds: float
     why: str
 
 
 class NoticeSource(Protocol):
-    """Something that may tell of a machine's end."""
+    """A source of notices that this machine will be taken away."""
 
     def poll(self) -> Notice | None:
-        """The notice, once there is one. Never blocks."""
+        """Return the notice, or None as long as there is none. Never blocks."""
         ...
 
     def close(self) -> None:
-        """Look no more. Idempotent."""
+        """Stop watching. Idempotent."""
         ...
 
 
 class FileNotice:
-    """A file that appears; what it holds may be the number of seconds that are left."""
+    """Takes the appearance of a file as a notice. The file may hold the number of seconds that are left."""
 
     def __init__(self, path: Path, seconds: float = DEFAULT_S) -> None:
         self._path = path
@@ -69,16 +69,20 @@ class FileNotice:
                 text = file.read(CONTENT_LIMIT_BYTES).decode(errors="replace")
         except OSError:
             return None
-        return Notice(_seconds(text.strip(), self._seconds), f"{self._path} is there")
+        return Notice(_seconds(text.strip(), self._seconds), f"{self._path} has appeared")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 class PolledNotice:
-    """A thread calls ``look`` every ``poll_s`` until it returns a notice.
+    """Calls a function in a thread until it returns a notice.
 
-    What ``look`` raises as ``OSError``, ``ValueError`` or as an answer that is no HTTP is no notice.
+    ``OSError``, ``ValueError`` and an invalid HTTP answer count as no notice.
+
+    Args:
+        look: The function.
+        poll_s: The time between two calls.
     """
 
     def __init__(self, look: Callable[[], Notice | None], poll_s: float = POLL_S) -> None:
@@ -105,10 +109,17 @@ class PolledNotice:
 
 
 class UrlNotice(PolledNotice):
-    """An endpoint that answers 404 until there is a notice.
+    """Polls an endpoint that answers 404 until it has a notice.
 
-    An answer of JSON may name the end: ``{"action": "terminate", "time": "2026-01-31T12:00:00Z"}``; any other is a
-    notice of the usual seconds. ``fetch`` returns the answer's body, or None where there is none.
+    An answer in JSON may name the end: ``{"action": "terminate", "time": "2026-01-31T12:00:00Z"}``. Any other answer is
+    a notice of the usual seconds.
+
+    Args:
+        url: The endpoint.
+        seconds: The usual seconds.
+        fetch: Returns the body of an answer, or None for 404.
+        clock: The clock.
+        poll_s: The time between two requests.
     """
 
     def __init__(
@@ -131,7 +142,7 @@ class UrlNotice(PolledNotice):
 
 
 def check_address(url: str, option: str, example: str) -> None:
-    """Raise ``UserError`` where ``url`` is no web address."""
+    """Raise ``UserError`` if ``url`` is not a web address."""
     if not _is_web_address(url):
         raise UserError(f"{option} must be a web address", repr(url), f"such as {example}")
 
@@ -140,18 +151,19 @@ def _is_web_address(url: str) -> bool:
     try:
         parts = urllib.parse.urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # such as a port that is none, or half an IPv6 address
+    except ValueError:  # such as an invalid port, or half an IPv6 address
         return False
     return valid and url.isascii() and url.isprintable() and " " not in url
 
 
 def ask(url: str, headers: Mapping[str, str] = MappingProxyType({}), *, method: str = "GET") -> bytes | None:
-    """The body of an answer with status 200, at most 64 KiB; None for 404 and the like. Never asks a proxy: what is
-    said to this machine is said to nobody else.
+    """Return the body of an answer with status 200, at most 64 KiB; None for another status.
+
+    The request never goes through a proxy, because the answer is for this machine alone.
 
     Raises:
-        OSError: Nobody answers.
-        HTTPException: The answer is no HTTP.
+        OSError: If no server answers.
+        HTTPException: If the answer is not HTTP.
     """
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
@@ -162,13 +174,13 @@ def ask(url: str, headers: Mapping[str, str] = MappingProxyType({}), *, method: 
 
 
 def read_notice(answer: bytes, now: float, seconds: float, source: str) -> Notice:
-    """The notice in ``answer``, given ``now`` in seconds since the epoch."""
+    """Return the notice in ``answer``. ``now``: in seconds since 1970; ``seconds``: if the answer names no time."""
     try:
         payload = json.loads(answer)
     except (ValueError, RecursionError):
         payload = None
     if not isinstance(payload, dict):
-        return Notice(seconds, f"{source} tells of it")
+        return Notice(seconds, f"{source} announces it")
     action = " ".join(str(payload.get("action", "an end")).split())[:60]
     try:
         at = datetime.fromisoformat(str(payload["time"])).timestamp()
@@ -185,15 +197,11 @@ def _seconds(text: str, usual: float) -> float:
     return value if 0 <= value < float("inf") else usual
 
 
-# The metadata services of clouds, in their documented formats. Each look sends one request.
-#
-# AWS: EC2's ``spot/instance-action`` (404 until two minutes before the end), with a session token (IMDSv2). Google:
-# Compute Engine's ``preempted`` (TRUE 30 s before) and ``maintenance-event``. Azure: ``scheduledevents`` of the machine
-# itself; the service lists the events of neighbours, too.
+# --- the metadata services of clouds ---
 
 Look = Callable[[str, float], Notice | None]
-"""The service's address and now, in seconds since the epoch -> the notice, once there is one. Raises ``OSError`` where
-the service does not answer, ``ValueError`` where it says what is not documented."""
+"""Takes the service's address and the time in seconds since 1970, and returns the notice, if there is one. Raises
+``OSError`` if the service does not answer, ``ValueError`` for an answer that is not documented."""
 AWS_TOKEN_S = 21_600
 GOOGLE_PREEMPTED_S, GOOGLE_MAINTENANCE_S = 30.0, 60.0
 AZURE_LEAST_S = 30.0  # of a preemption
@@ -218,7 +226,7 @@ def look_at_google(base: str, now: float) -> Notice | None:
     instance, header = f"{base}/computeMetadata/v1/instance", {"Metadata-Flavor": "Google"}
     preempted = ask(f"{instance}/preempted", header)
     if preempted is None:
-        raise OSError("it does not say whether this machine is preempted")
+        raise OSError("it does not answer whether this machine is preempted")
     if preempted.strip() == b"TRUE":
         return Notice(GOOGLE_PREEMPTED_S, "Google announces a preemption")
     if (ask(f"{instance}/maintenance-event", header) or b"").strip() == b"TERMINATE_ON_HOST_MAINTENANCE":
@@ -235,10 +243,10 @@ def look_at_azure(base: str, now: float) -> Notice | None:
     ends = [event for event in _AZURE.validate_json(events).Events if event.EventType in AZURE_ENDS]
     if not ends:
         return None
-    machine_name = ask(f"{base}/metadata/instance/compute/name?api-version=2021-02-01&format=text", header)
-    if machine_name is None:
+    reply = ask(f"{base}/metadata/instance/compute/name?api-version=2021-02-01&format=text", header)
+    if reply is None:
         raise OSError("no name of this machine")
-    name = machine_name.decode().strip()
+    name = reply.decode().strip()
     for event in ends:
         if name in event.Resources:
             seconds = AZURE_LEAST_S if event.NotBefore is None else _left(event.NotBefore.timestamp(), now)
@@ -248,7 +256,7 @@ def look_at_azure(base: str, now: float) -> Notice | None:
 
 @dataclass(frozen=True)
 class Cloud:
-    """A cloud's metadata service: how it is asked, and where."""
+    """A cloud's metadata service: the function that reads it, and its address."""
 
     look: Look
     address: str
@@ -292,7 +300,7 @@ def _left(at: float, now: float) -> float:
 
 
 def _http_date(value: Any) -> Any:
-    """Azure's dates are those of HTTP; an event that has begun has none."""
+    """Read one of Azure's dates, which have the form of HTTP; an event that has begun has no date."""
     if value == "":
         return None
     return parsedate_to_datetime(value).astimezone(UTC) if isinstance(value, str) else value

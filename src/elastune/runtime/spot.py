@@ -1,7 +1,7 @@
-"""A run on spot and on-demand hosts: files of prices and availability, and when the policy ``spot`` is asked.
+"""A run on spot and on-demand hosts: files of prices and availability, and the decisions of the policy ``spot``.
 
-The controller decides how many workers run on each kind of host, because it alone knows the hosts. ``SpotWatch``
-measures the speed and the cost of a running job and asks the policy again and again.
+The controller decides how many workers run on each kind of host, because only the controller knows the hosts.
+``SpotWatch`` measures the speed and the cost of a running job, and asks the policy repeatedly.
 """
 
 from __future__ import annotations
@@ -20,14 +20,20 @@ LARGEST_BYTES = 1 << 26
 
 
 def read_prices(path: Path) -> Prices:
-    """The prices in a file. Raises ``UserError``."""
+    """Read the prices in a file. Raises ``UserError``."""
     return parse_prices(_text(path), str(path))
 
 
 def read_host_prices(path: Path, kind: str, *, any_kind: bool) -> Prices:
-    """The prices in a file, for hosts of which those that do not tell their kind are of this ``kind``.
+    """Read the prices of hosts in a file.
 
-    ``any_kind``: hosts may tell any kind, so each needs a price. Raises ``UserError``.
+    Args:
+        path: The file.
+        kind: The kind of hosts that do not report their kind.
+        any_kind: Whether hosts may report any kind, so that each kind needs a price.
+
+    Raises:
+        UserError: For a wrong file, or a kind without a price.
     """
     prices = read_prices(path).assuming(kind)
     for each in KINDS if any_kind else ():
@@ -36,8 +42,17 @@ def read_host_prices(path: Path, kind: str, *, any_kind: bool) -> Prices:
 
 
 def prices_of(price: float | None, file: Path | None, kind: str, *, any_kind: bool) -> Prices | None:
-    """What a worker-hour costs: one ``price``, or the prices in a ``file`` (``kind``, ``any_kind``: see
-    ``read_host_prices``); None where neither is given. Raises ``UserError``."""
+    """Return the prices of a worker-hour; None without ``price`` and ``file``.
+
+    Args:
+        price: One price for all hosts.
+        file: A file of prices.
+        kind: As of ``read_host_prices``.
+        any_kind: As of ``read_host_prices``.
+
+    Raises:
+        UserError: For both a price and a file, and as ``read_host_prices`` does.
+    """
     if price is None:
         return None if file is None else read_host_prices(file, kind, any_kind=any_kind)
     if file is not None:
@@ -46,7 +61,7 @@ def prices_of(price: float | None, file: Path | None, kind: str, *, any_kind: bo
 
 
 def read_availability(path: Path) -> Availability:
-    """The offer in a file. Raises ``UserError``."""
+    """Read the availability of spot hosts in a file. Raises ``UserError``."""
     return parse_availability(_text(path), str(path))
 
 
@@ -64,9 +79,15 @@ def _text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class SpotState:
-    """A run now. ``rooms``: workers that there is room for by kind of host, paid for whether used or not;
-    ``on_demand``: workers that it has on on-demand hosts; ``members``: those that train; ``step``: completed steps, of
-    ``planned`` in all (None: nobody knows)."""
+    """The state of a run, for ``SpotWatch``.
+
+    Attributes:
+        rooms: The number of workers that the cluster has room for, by kind of host; all room is paid for.
+        on_demand: The number of the run's workers on on-demand hosts.
+        members: The number of workers that train.
+        step: The number of completed steps.
+        planned: The number of planned steps; None: unknown.
+    """
 
     rooms: Mapping[str, int]
     on_demand: int
@@ -76,9 +97,14 @@ class SpotState:
 
 
 class SpotWatch:
-    """Asks the policy again and again, for one run.
+    """Asks the policy ``spot`` repeatedly, for one run.
 
-    What a step takes of one worker is measured while it goes on, as if workers' speeds added up.
+    It measures the time that one worker needs for a step, and takes the speeds of workers as additive.
+
+    Args:
+        rules: The rules of the policy.
+        prices: The prices of hosts.
+        clock: The clock.
     """
 
     def __init__(self, rules: SpotRules, prices: Prices, clock: Clock | None = None) -> None:
@@ -90,34 +116,37 @@ class SpotWatch:
         self._start_s = self._member_s = 0.0
         self._first_step = 0
 
-    def look(self, seen: SpotState) -> SpotChoice | None:
-        """How many workers of each kind to have; None before enough is known. Raises ``UserError`` for a kind of host
-        without a price."""
+    def look(self, state: SpotState) -> SpotChoice | None:
+        """Return how many workers of each kind the run should have; None before that is known.
+
+        Raises:
+            UserError: For a kind of host without a price.
+        """
         now = self._clock.now()
         if self._before is None:
-            self._start_s, self._first_step = now, seen.step
+            self._begun_s, self._first_step = now, state.step
         else:
             at, before = self._before
             self._member_s += before.members * (now - at)
             paid = [Paid(kind, n, self._time(at), self._time(now)) for kind, n in before.rooms.items()]
             self.spent += sum(map(self._prices.cost, paid))
-        self._before = now, seen
-        made = seen.step - self._first_step
-        if made <= 0 or not self._member_s or seen.planned is None:
+        self._before = now, state
+        made = state.step - self._first_step
+        if made <= 0 or not self._member_s or state.planned is None:
             return None
         step_s = self._member_s / made
-        standing = JobProgress(
-            now_s=now - self._start_s,
-            work_s=(seen.planned - self._first_step) * step_s,
+        progress = JobProgress(
+            now_s=now - self._begun_s,
+            work_s=(state.planned - self._first_step) * step_s,
             done_s=made * step_s,
-            offered=seen.rooms.get(SPOT, 0),
-            on_demand=seen.on_demand,
+            offered=state.rooms.get(SPOT, 0),
+            on_demand=state.on_demand,
             spot_price=self._prices.at(SPOT, self._time(now)),
             on_demand_price=self._prices.at(ON_DEMAND, self._time(now)),
             spent=self.spent,
         )
-        return choose(standing, self.rules)
+        return choose(progress, self.rules)
 
     def _time(self, now: float) -> float:
-        """As the prices count it."""
-        return now - self._clock.now() + self._clock.wall() if self._prices.absolute else now - self._start_s
+        """``now`` as the time of the prices."""
+        return now - self._clock.now() + self._clock.wall() if self._prices.absolute else now - self._begun_s

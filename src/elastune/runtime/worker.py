@@ -69,15 +69,15 @@ def log_stream(stream: io.TextIOWrapper) -> io.TextIOWrapper:
 
 Entry = Callable[[RunSpec, Place, CoordinatorClient], int]
 WORK = "elastune.train.worker:launched"
-LAST_FUNCTIONS_S = 5  # less than whoever supervises a finished run waits for its processes
+LAST_FUNCTIONS_S = 5  # less than the supervisor of a finished run waits for its processes
 
 
 def live(bootstrap: Bootstrap) -> NoReturn:
-    """Be the worker that ``bootstrap`` names. Exit codes: the entry's own, 1 after an exception.
+    """Run the worker that ``bootstrap`` names, and end the process. Exit codes: that of the entry, 1 for an exception.
 
-    The process ends without the interpreter's own shutdown: libraries with native threads have been seen to abort
-    there after a run had succeeded, and its exit code must tell of the run alone. ``atexit`` functions are called, for
-    ``LAST_FUNCTIONS_S`` at most; threads are not waited for.
+    The process ends without the shutdown of the interpreter. Libraries with native threads may abort there after a run
+    has succeeded, and the exit code must show the run alone. ``atexit`` functions are called, for at most
+    ``LAST_FUNCTIONS_S``. Threads are not waited for.
     """
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -92,9 +92,9 @@ def live(bootstrap: Bootstrap) -> NoReturn:
         os._exit(ORPHANED_CODE)
     pid = os.getpid()
     code = _work(client, bootstrap)
-    if os.getpid() == pid:  # not a child that the program forked, and that came back from the program's code
+    if os.getpid() == pid:  # not a child that the program has forked and that returned from the program's code
         client.farewell(code)
-        code = _exit_code(client, code)
+        code = final_code(client, code)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(LAST_FUNCTIONS_S)
         _whatever_it_raises(atexit._run_exitfuncs)
@@ -103,8 +103,8 @@ def live(bootstrap: Bootstrap) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def _exit_code(client: CoordinatorClient, code: int) -> int:
-    """``code``, or what ended a worker well that was cut off: else its end would look like the program's own doing."""
+def final_code(client: CoordinatorClient, code: int) -> int:
+    """Return ``code``, or the code for a lost connection: code 0 would say that the program has ended by itself."""
     if code == 0 and client.turned_away:
         print("elastune: this worker lost its connection, and the run went on without it", file=sys.stderr)
         return ORPHANED_CODE
@@ -114,7 +114,7 @@ def _exit_code(client: CoordinatorClient, code: int) -> int:
 def _work(client: CoordinatorClient, bootstrap: Bootstrap) -> int:
     task = client.spec
     if task is None:
-        print("elastune: the coordinator does not say what to do", file=sys.stderr)
+        print("elastune: the coordinator has sent no task", file=sys.stderr)
         return 1
     place = replace(task.place, device=bootstrap.device)
     try:

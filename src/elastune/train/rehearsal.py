@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -231,9 +231,9 @@ class Rehearsal:
         """Return one batch of a few samples of ``data``; of an evaluation none."""
         request = data_request(data, batch_size, **options)
         count = None if request.streams else -(-len(request.dataset) // request.batch_size)
-        return Batches(self._batches(request) if train else iter(()), lambda: count)
+        return Batches(self._batches(request) if train else _no_batches(), lambda: count)
 
-    def _batches(self, request: DataRequest) -> Iterator[Any]:
+    def _batches(self, request: DataRequest) -> Generator[Any, None, None]:
         if self._model is None:
             raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
         samples = request.source(self.seed)(0).length(0, 1)
@@ -303,6 +303,10 @@ class Rehearsal:
 
 
 # --- does the mechanism accept the model? ---
+
+
+def _no_batches() -> Generator[Any, None, None]:
+    yield from ()
 
 
 def refusal_of(

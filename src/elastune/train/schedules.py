@@ -104,10 +104,10 @@ class FoundSchedulers:
 def schedulers_of(optimizers: Sequence[torch.optim.Optimizer], registered: Sequence[Any]) -> tuple[Any, ...]:
     """The living schedulers of ``optimizers`` in a fixed order, without ``registered`` ones and parts of others."""
     places = {id(optimizer): place for place, optimizer in enumerate(optimizers)}
-    alive = _living(places)
+    alive = _living(optimizers)
     if not alive and gc.get_freeze_count() and any(map(_is_scheduled, optimizers)):
         gc.unfreeze()  # the program made it when it was imported
-        alive = _living(places)
+        alive = _living(optimizers)
         gc.freeze()
     parts = {id(part) for each in (*registered, *alive) for part in [*_all([each])][1:]} | set(map(id, registered))
     schedulers = [each for each in alive if id(each) not in parts]
@@ -116,17 +116,14 @@ def schedulers_of(optimizers: Sequence[torch.optim.Optimizer], registered: Seque
     )
 
 
-def _living(places: Mapping[int, int]) -> list[Any]:
-    """The schedulers of the optimizers whose ids are in ``places``."""
-    schedules: dict[type, bool] = {}
-    alive = []
-    for each in gc.get_objects():  # an optimizer does not know its schedulers
-        kind = type(each)
-        if kind not in schedules:
-            schedules[kind] = _is_scheduler(kind)
-        if schedules[kind] and id(getattr(each, "__dict__", {}).get("optimizer")) in places:
-            alive.append(each)
-    return alive
+def _living(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
+    """The schedulers that have one of ``optimizers``, which does not know them."""
+    owners = set(map(id, optimizers))
+    users = gc.get_referrers(*optimizers)
+    attributes = [each for each in users if type(each) is dict and id(each.get("optimizer")) in owners]
+    users += gc.get_referrers(*attributes) if attributes else []  # Python keeps attributes in the object, or in a dict
+    found = {id(each): each for each in users if _is_scheduler(type(each)) and id(each.optimizer) in owners}
+    return [*found.values()]
 
 
 def _is_scheduled(optimizer: torch.optim.Optimizer) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -1111,7 +1111,7 @@ class Session:
         """Gather ``values`` of all workers, which all call ``session.CALL``."""
         return self._parts.evaluations.meet(values, f"session.{call}")
 
-    def _evaluation_pass(self, dataset: Any, batch_size: int, loading: LoaderOptions) -> Iterator[Any]:
+    def _evaluation_pass(self, dataset: Any, batch_size: int, loading: LoaderOptions) -> Generator[Any, None, None]:
         if self.trained is not None and self.trained.sync.meets_after_step:
             self._require_between_steps("batches(train=False)")
         yield from self._parts.evaluations.batches(dataset, batch_size, loading)

@@ -134,7 +134,9 @@ class TrainingLoop:
 
     # -- pass ---------------------------------------------------------------------------------------------------------
 
-    def training_pass(self, open_source: Callable[[int], StepSource], batch_size: int, epochs: int) -> Iterator[Any]:
+    def training_pass(
+        self, open_source: Callable[[int], StepSource], batch_size: int, epochs: int
+    ) -> Generator[Any, None, None]:
         """Yield the batches of the rest of an epoch, one of ``epochs``; ``open_source(epoch)`` plans its data."""
         progress, trained = self._progress, self._state.prepared
         self.join()
@@ -449,10 +451,12 @@ class TrainingLoop:
             transaction.defer()
             return
         encoders, self._encoders = self._encoders, []
-        self._workers.set_activity("gathering", step, what=f"the features of step {step + 1}")
+        # As the step's one operation: a worker may still be here while another is in the reduction.
+        self._workers.set_activity("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
         features = transaction.exchanged(lambda: gathered(encoders, sync))
         if features is None:
             return
+        self._workers.set_activity("computing", step)
         with streams_kept():  # a loss may draw, alike on all workers
             seed_everything(derive(self._spec.seed, "global loss", step))
             gradients = FeatureGradients.of(loss, features, sync.replica.params)
@@ -761,7 +765,7 @@ class StepTransaction:
             calls = "none" if not self._sync.replica.has_more else "none without more=True"
             raise UserError("each training batch needs session.backward", calls, "replace loss.backward() by it")
         if rates_changed:
-            fix = "give the scheduler to session.prepare(model, optimizer, scheduler)"
+            fix = "make schedulers before session.epochs, and set rates under 'if session.ends_step:'"
             raise UserError("learning rates may change between steps only", "a change inside of one", fix)
 
     def due(self) -> BatchSlice:

@@ -273,7 +273,7 @@ class _Schedulers:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for scheduler, saved in zip(self.registered, state["states"], strict=True):
             scheduler.load_state_dict(saved)
-        self.found.load(state["found"])
+        self.found.load(state.get("found", ()))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from elastune.adapt.monitors.noise_scale import NoiseScale
 from elastune.adapt.monitors.noise_scale_adam import PreconditionedNoiseScale
 from elastune.adapt.monitors.performance import Performance
 from elastune.adapt.monitors.registry import MONITORS, choose, parse
+from elastune.core import plugins
 from elastune.core.errors import UserError
 from elastune.testing.kits.monitor import MonitorKit
 
@@ -53,7 +54,8 @@ class Odd(Loss):
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *points: metadata.EntryPoint) -> None:
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [p for p in points if p.group == group])
+    offered = metadata.EntryPoints(points)
+    monkeypatch.setattr(plugins, "entry_points_of", lambda group: offered.select(group=group))
 
 
 def test_every_monitor_is_known_by_its_name() -> None:

@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 from elastune.adapt.policies.base import Hook, Policy
 from elastune.adapt.policies.library import registry
 from elastune.adapt.policies.run import Run
+from elastune.core import plugins
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Decided, Record
@@ -76,8 +77,8 @@ def test_it_waits_and_then_halves() -> None:
 
 
 def test_a_run_finds_it_by_its_entry_point(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    offered = EntryPoints([EntryPoint("plateau", f"{__name__}:Plateau", registry.ENTRY_POINTS)])
-    monkeypatch.setattr(registry, "entry_points", lambda group: offered.select(group=group))
+    offered = EntryPoints([EntryPoint("plateau", f"{__name__}:Plateau", registry.INSTALLED.group)])
+    monkeypatch.setattr(plugins, "entry_points_of", lambda group: offered.select(group=group))
     monkeypatch.setattr(EntryPoint, "load", lambda self: Plateau)
     records: list[Record] = []
     adapt = Adapt(("plateau:patience=1,factor=0.25,budget=1",))

@@ -15,7 +15,7 @@ from elastune.core.run import ExecutionSettings
 
 SIZE = {"batch_size": 16, "layers": 4, "flops": 1e6, "kept_bytes": 0.0, "gradient_bytes": 1e3}
 COST = {**dict.fromkeys(CONSTANTS, 1e-12), "flop_s": 1e-9, "gradient_hop_s": 5e-3}
-MADE = PlanMade("train.py", {"workers_each": 4}, {"size": SIZE}, COST)
+MADE = PlanMade("train.py", {"workers_per_node": 4}, {"size": SIZE}, COST)
 TWO = ExecutionSettings(mode="fast", mesh=Mesh(data=2), micro_batch=8)
 
 

@@ -28,7 +28,7 @@ from elastune.elastic.coordinator.machine import Confirm, Dismiss, Release, begi
 from elastune.elastic.wire.messages import InstallView, Noticed, ResizeAsked, Returned
 from elastune.elastic.wire.view import View
 from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient, RunOver
-from elastune.runtime.worker import _exit_code
+from elastune.runtime.worker import final_code
 
 EMPTY = begin((), 1, 4)
 
@@ -230,10 +230,10 @@ def test_whose_connection_breaks_while_the_coordinator_lives_is_turned_away() ->
         second._socket.shutdown(socket.SHUT_RDWR)
         with pytest.raises(RunOver, match="without this worker"):
             second.await_view(number, LIMIT_S)
-        assert _exit_code(second, 0) == ORPHANED_CODE
-        assert _exit_code(second, 1) == 1
+        assert final_code(second, 0) == ORPHANED_CODE
+        assert final_code(second, 1) == 1
         assert first.await_view(number, LIMIT_S).members == (0,)
-        assert _exit_code(first, 0) == 0
+        assert final_code(first, 0) == 0
 
 
 def test_who_ended_meanwhile_says_so_to_the_next_one() -> None:

@@ -343,7 +343,7 @@ def test_who_was_not_let_in_is_told_with_the_cause(coordinator: Coordinator, mon
     assert {(refused.host, refused.times) for refused in told} == {("127.0.0.1", 1)}
     assert [refused.why for refused in told] == [
         "it has another token",
-        "it broke the protocol: it does not speak elastune-1",
+        "it broke the protocol: it does not speak elastune-2",
         "it has not proved within 0.3 s that it has the token",
     ]
 

@@ -75,8 +75,8 @@ def test_derived_tokens_are_made_of_their_salt_by_who_has_the_first() -> None:
     )
 
 
-@pytest.mark.parametrize("line", [b"", b"\n", b"HTTP/1.1 400 Bad Request\r\n", b"elastune-2 " + b"0" * 32 + b"\n",
-                                  b"elastune-1 " + b"0" * 31 + b"\n", b"elastune-1 " + b"G" * 32 + b"\n"])  # fmt: skip
+@pytest.mark.parametrize("line", [b"", b"\n", b"HTTP/1.1 400 Bad Request\r\n", b"elastune-1 " + b"0" * 32 + b"\n",
+                                  b"elastune-2 " + b"0" * 31 + b"\n", b"elastune-2 " + b"G" * 32 + b"\n"])  # fmt: skip
 def test_a_server_that_speaks_another_protocol(line: bytes) -> None:
-    with pytest.raises(ProtocolError, match="does not speak elastune-1"):
+    with pytest.raises(ProtocolError, match="does not speak elastune-2"):
         respond(TOKEN, "run", line, new_nonce())

@@ -28,7 +28,7 @@ def test_a_file_that_appears(tmp_path: Path, text: str, seconds: float) -> None:
     source = FileNotice(tmp_path / "notice", 7.0)
     assert source.poll() is None
     (tmp_path / "notice").write_text(text)
-    assert source.poll() == Notice(seconds, f"{tmp_path / 'notice'} is there")
+    assert source.poll() == Notice(seconds, f"{tmp_path / 'notice'} has appeared")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_an_endpoint_is_asked_until_it_answers() -> None:
         return answer
 
     source = UrlNotice("http://host/notice", 4.0, fetch=fetch, poll_s=0.01)
-    assert until_found(source) == Notice(4.0, "http://host/notice tells of it")
+    assert until_found(source) == Notice(4.0, "http://host/notice announces it")
     assert answers == []
 
 

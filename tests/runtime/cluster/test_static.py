@@ -144,7 +144,7 @@ def test_ports_stay_below_those_of_outgoing_connections_and_differ_between_steps
         ({**MPIRUN, "MASTER_ADDR": "h"}, "MASTER_PORT must be set"),
         ({"PMI_RANK": "0"}, "PMI_SIZE must be set"),
         ({"PMI_SIZE": "2"}, "PMI_RANK must be set"),
-        (MPICH, "must be told where they meet"),
+        (MPICH, "need an address at which they meet"),
         ({**MPICH, "PMI_SIZE": "many"}, "PMI_SIZE must be a whole number"),
     ],
 )

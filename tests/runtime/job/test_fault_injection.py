@@ -184,7 +184,7 @@ def test_a_part_of_the_run_needs_its_length() -> None:
     assert len(by_epochs.act(handle)) == 1
     unknown, _ = injector("kill@40%", clock)
     assert unknown.act(handle) == []
-    assert unknown.not_injected == {"kill@40%": "the run ended before its turn came"}
+    assert unknown.not_injected == {"kill@40%": "the run ended before its time"}
     assert unknown.planned_missing
 
 

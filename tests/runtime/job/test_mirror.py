@@ -10,7 +10,7 @@ from tests.support.forked import elastune
 
 from elastune.core.errors import UserError
 from elastune.runtime.job import output as mirrors
-from elastune.runtime.job.output import Mirror, changes, goes, is_url, order, whole
+from elastune.runtime.job.output import Mirror, changes, is_copied, is_url, order, whole
 
 STEP3, STEP6 = ("checkpoints/step-0000000003", "checkpoints/step-0000000006")
 PROGRAM = Path(__file__).parents[2] / "faults" / "programs" / "elastic.py"
@@ -49,7 +49,7 @@ def mirror(there: Path, resume: bool = False) -> tuple[Mirror, list[str]]:
      ("journal.jsonl.lock", False), ("checkpoints/.draft-3-1/state.json", False)],
 )  # fmt: skip
 def test_secrets_drafts_and_ways_out_do_not_go(name: str, expected: bool) -> None:
-    assert goes(name) == expected
+    assert is_copied(name) == expected
 
 
 def test_what_makes_a_checkpoint_one_comes_after_it_and_goes_before_it() -> None:

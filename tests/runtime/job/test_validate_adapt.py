@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from elastune.adapt.policies.library.registry import build
+from elastune.adapt.policies.library.registry import build, policies_of
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Decided, Measured, PolicyFailed, Record, Restarted
 from elastune.core.run import Adapt, Elastic, ExecutionSettings, Program, RunSpec
 from elastune.core.sync_plan import SyncPlan
 from elastune.runtime.elastic_run import RecordFilter
-from elastune.runtime.job.validation import check_adapt, check_run, policies_of
+from elastune.runtime.job.validation import check_adapt, check_run
 from elastune.train.program.load import load
 from elastune.tuning.study.request import StudyRequest
 from elastune.tuning.study.run import check
@@ -121,7 +121,7 @@ def test_a_study_refuses_a_policy_that_cannot_be_made(tiny: Program, tmp_path: P
     def space(trial: Any) -> dict[str, Any]:
         return {"policy": trial.suggest_categorical("policy", ["none", "gns:max_batch=64", "wizard:might=9"])}
 
-    asked = StudyRequest(tiny, tmp_path / "out", {"loss": "min"}, trials=2)
+    asked = StudyRequest(tiny, tmp_path / "out", objectives={"loss": "min"}, trials=2)
     with pytest.raises(UserError, match="wizard"):
         check(asked, space)
     check(asked, lambda trial: {"policy": trial.suggest_categorical("policy", ["none", "gns:max_batch=64"])})
@@ -129,6 +129,6 @@ def test_a_study_refuses_a_policy_that_cannot_be_made(tiny: Program, tmp_path: P
 
 
 def test_a_constraint_on_a_policy_is_told_to_be_none(tiny: Program, tmp_path: Path) -> None:
-    asked = StudyRequest(tiny, tmp_path / "out", {"loss": "min"}, trials=2, constraints=("policy <= 3",))
+    asked = StudyRequest(tiny, tmp_path / "out", objectives={"loss": "min"}, trials=2, constraints=("policy <= 3",))
     with pytest.raises(UserError, match="policy must be a number"):
         check(asked, lambda trial: {"lr": trial.suggest_float("lr", 0.1, 1.0)})

@@ -33,7 +33,7 @@ class Told:
     """A frontier of the tiny program for 1 and 4 workers, and what was trained of it."""
 
     def __init__(self, tiny: Program, out: Path, counts: tuple[int, ...] = (1, 4)) -> None:
-        self.plan = check(FrontierRequest(tiny, out, counts, budget_s=1.0, seeds=2))
+        self.plan = check(FrontierRequest(tiny, out, workers=counts, budget_s=1.0, seeds=2))
         self.table = TrialTable()
         self.choice = Choice(self.plan, Trainings(self.table))
 
@@ -127,7 +127,7 @@ def test_constraints_of_the_programs_file_count_beside_those_that_are_added(tmp_
     path = tmp_path / "bounded.py"
     path.write_text(f"{tiny.path.read_text()}\n\nconstraints = ['lr <= 0.5', 'seconds <= 60']\n")
     asked = FrontierRequest(
-        Program(path), tmp_path / "out", (1,), budget_s=1.0, constraints=("seconds <= 60", "lr > 0")
+        Program(path), tmp_path / "out", workers=(1,), budget_s=1.0, constraints=("seconds <= 60", "lr > 0")
     )
     plan = check(asked)
     assert [each.text for each in plan.constraints] == ["lr <= 0.5", "seconds <= 60", "lr > 0"]

@@ -11,19 +11,18 @@ import pytest
 
 from elastune.core.journal.records import RunFinished, WorkerMemory
 from elastune.core.mesh import Mesh
-from elastune.core.plan.cluster_plan import ClusterPlan, Nodes, PlanBounds
+from elastune.core.plan.cluster_plan import ClusterPlan
 from elastune.core.plan.search_time import CROWDING, RANDOM_SEARCH_FACTOR, SearchModel
 from elastune.core.run import Program
 from elastune.train.rehearsal import ProgramSize
 from elastune.tuning.cluster_plan.commands import command_of, program_facts, search_command_of, trials_note
 from elastune.tuning.cluster_plan.find_plan import PlanRequest, plan_cluster, search_of
-from elastune.tuning.cluster_plan.probes import NodeLink
 
 SIZE = ProgramSize(100, 16, 3, 1e6, 100.0, 100.0, 0.0, 1000, 1000, 2000, 3, 1.0, fake=True)
 
 
 def searched(**more: Any) -> SearchModel:
-    request = PlanRequest(Program(Path("p.py")), Nodes(4, 1), PlanBounds(), 20, NodeLink(1e-9), 0.0, {}, **more)
+    request = PlanRequest(program=Program(Path("p.py")), nodes=4, runs=20, link_gbit_s=8.0, calibrate_s=0.0, **more)
     return search_of(request, SIZE, 0.0, beside_s=2.5)
 
 
@@ -110,13 +109,12 @@ def test_probes_run_on_the_cluster_that_is_named_and_none_here(tmp_path: Path, m
     monkeypatch.setattr("elastune.tuning.cluster_plan.probes.run_job", run)
     monkeypatch.setattr("elastune.tuning.cluster_plan.find_plan.opened", lambda cluster, room: nullcontext(cluster))
     request = PlanRequest(
-        Program(tmp_path / "p.py"),
-        Nodes(4, 2),
-        PlanBounds(),
-        20,
-        NodeLink(1e-9),
-        0.0,
-        {},
+        program=Program(tmp_path / "p.py"),
+        nodes=4,
+        workers_per_node=2,
+        runs=20,
+        link_gbit_s=8.0,
+        calibrate_s=0.0,
         noise_scale=1.0,
         cluster=there,  # type: ignore[arg-type]
         out=tmp_path / "out",

@@ -56,7 +56,7 @@ def searching(program: Callable[..., Program], tiny: Program) -> Callable[[str],
 
 def asked(program: Program, out: Path, **changes: Any) -> FrontierRequest:
     """Spaces are small: they are all trained long before the budget's end."""
-    return replace(FrontierRequest(program, out, (1, 4), budget_s=200.0, seeds=2, sampler="grid"), **changes)
+    return replace(FrontierRequest(program, out, workers=(1, 4), budget_s=200.0, seeds=2, sampler="grid"), **changes)
 
 
 def records(out: Path) -> list[Record]:

@@ -23,7 +23,9 @@ from elastune.tuning.study.request import FrontierRequest
 
 
 def asked(program: Program, out: Path, **changes: Any) -> FrontierRequest:
-    return replace(FrontierRequest(program, out, (1, 2, 16), budget_s=120.0, seeds=2, sampler="random"), **changes)
+    return replace(
+        FrontierRequest(program, out, workers=(1, 2, 16), budget_s=120.0, seeds=2, sampler="random"), **changes
+    )
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def one(tmp_path: Path) -> Program:
 
 
 def request(tiny: Program, out: Path, **changes: Any) -> FrontierRequest:
-    return replace(FrontierRequest(tiny, out, COUNTS, budget_s=120.0, seeds=2, sampler="random"), **changes)
+    return replace(FrontierRequest(tiny, out, workers=COUNTS, budget_s=120.0, seeds=2, sampler="random"), **changes)
 
 
 def records(out: Path) -> list[Record]:

@@ -41,7 +41,7 @@ class Made:
     """A frontier of the tiny program for 1 and 4 workers with two seeds; whatever is trained takes 2 s."""
 
     def __init__(self, tiny: Program, out: Path, **changes: Any) -> None:
-        request = replace(FrontierRequest(tiny, out, (1, 4), budget_s=1.0, seeds=2), **changes)
+        request = replace(FrontierRequest(tiny, out, workers=(1, 4), budget_s=1.0, seeds=2), **changes)
         self.plan = replace(check(request), quality=BY.quality)
         self.table = TrialTable()
         self.trainings = Trainings(self.table)

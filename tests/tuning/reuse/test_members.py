@@ -170,7 +170,9 @@ def test_a_simulated_study_trains_nothing() -> None:
 def test_a_request_is_what_the_journal_says_it_was(searched: Path) -> None:
     told = read(searched / "journal.jsonl")[0].record
     found = StudyRequest.of_settings(told.settings, searched)  # type: ignore[union-attr]
-    asked = StudyRequest(Program(PROGRAM), searched, {"accuracy": "max"}, sampler="random", trials=2, workers=2)
+    asked = StudyRequest(
+        Program(PROGRAM), searched, objectives={"accuracy": "max"}, sampler="random", trials=2, workers=2
+    )
     assert found == replace(asked, keep="best", patience=9, resume=True)
 
 

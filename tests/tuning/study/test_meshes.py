@@ -10,6 +10,7 @@ import pytest
 from optuna.trial import FixedTrial
 
 from elastune import suggest_execution
+from elastune.adapt.policies.library.registry import NO_POLICY
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Record, TrialFinished, TrialReallocated, TrialStarted
@@ -21,7 +22,6 @@ from elastune.report.export import to_csv
 from elastune.report.overviews import gather_study
 from elastune.report.study import failed_trials_table, front_table
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.runtime.job.validation import NO_POLICY
 from elastune.train.program.load import load
 from elastune.tuning.simulate.run import SurrogateModel, simulate
 from elastune.tuning.study.request import StudyRequest
@@ -242,7 +242,13 @@ def test_a_trial_without_enough_memory_is_infeasible_with_the_bytes_it_wanted(
     execution = ExecutionSettings(mesh=Mesh(shard=2), num_slots=2)
     objectives = {"loss": "min"}
     asked = StudyRequest(
-        program(GREEDY), tmp_path / "out", objectives, sampler="grid", trials=2, workers=2, execution=execution
+        program(GREEDY),
+        tmp_path / "out",
+        objectives=objectives,
+        sampler="grid",
+        trials=2,
+        workers=2,
+        execution=execution,
     )
     tune(asked, cluster=cluster)
     told = [entry.record for entry in read(tmp_path / "out" / "journal.jsonl")]

@@ -26,7 +26,7 @@ def request(program: Program, out: Path, **changes: Any) -> StudyRequest:
     asked = StudyRequest(
         program,
         out,
-        {"loss": "min"},
+        objectives={"loss": "min"},
         sampler="random",
         stopping="pbt:population=4,every=1,quantile=0.5",
         trials=6,

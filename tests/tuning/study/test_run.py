@@ -22,7 +22,9 @@ from elastune.tuning.study.validate import check
 
 
 def request(tuned: Program, out: Path, **changes: Any) -> StudyRequest:
-    asked = StudyRequest(tuned, out, {"loss": "min", "seconds": "min"}, sampler="random", trials=6, workers=2)
+    asked = StudyRequest(
+        tuned, out, objectives={"loss": "min", "seconds": "min"}, sampler="random", trials=6, workers=2
+    )
     return replace(asked, **changes)
 
 

@@ -15,10 +15,10 @@ from elastune.core.journal.records import Reported, TrialFinished
 from elastune.core.run import Program
 from elastune.train.program.load import load
 from elastune.tuning.search.objective import parse_objectives
+from elastune.tuning.search.time_to_target import TargetReached, parse_target, shortfall, time_to
 from elastune.tuning.simulate.run import SurrogateModel, simulate
 from elastune.tuning.study.request import StudyRequest
 from elastune.tuning.study.results import Study
-from elastune.tuning.study.time_to_target import TargetReached, parse_target, shortfall, time_to
 from elastune.tuning.study.validate import check
 
 PROGRAM = """
@@ -61,7 +61,9 @@ def test_the_first_report_that_reaches_it_counts(text: str, expected: TargetReac
 
 def request(folder: Path, **changes: Any) -> StudyRequest:
     (folder / "program.py").write_text(PROGRAM)
-    asked = StudyRequest(Program(folder / "program.py"), folder / "out", {"seconds_to_target": "min"}, trials=30)
+    asked = StudyRequest(
+        Program(folder / "program.py"), folder / "out", objectives={"seconds_to_target": "min"}, trials=30
+    )
     return replace(asked, **{"sampler": "random", "target": "accuracy >= 0.6", **changes})
 
 

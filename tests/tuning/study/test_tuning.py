@@ -23,7 +23,9 @@ def space(trial: Any) -> dict[str, Any]:
 
 
 def test_all_trials_wait_for_each_other_as_long_as_was_asked(tiny: Program, tmp_path: Path) -> None:
-    asked = StudyRequest(tiny, tmp_path / "out", {"loss": "min"}, trials=1, workers=2, collective_timeout_s=90.0)
+    asked = StudyRequest(
+        tiny, tmp_path / "out", objectives={"loss": "min"}, trials=1, workers=2, collective_timeout_s=90.0
+    )
     for bounds in (None, (1, 2)):
         plan = check(replace(asked, trial_workers=bounds), space)
         tuning = Tuning(plan, LocalFiles(), checkpoints=False)

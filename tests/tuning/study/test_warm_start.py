@@ -38,7 +38,9 @@ Edit = Callable[[Record], Record | None]
 
 
 def request(out: Path, *earlier: Path, **changes: Any) -> StudyRequest:
-    asked = StudyRequest(TINY, out, {"loss": "min"}, sampler="random", trials=6, workers=2, warm_start=earlier)
+    asked = StudyRequest(
+        TINY, out, objectives={"loss": "min"}, sampler="random", trials=6, workers=2, warm_start=earlier
+    )
     return replace(asked, **changes)
 
 

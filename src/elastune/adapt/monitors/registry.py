@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from types import MappingProxyType
 
 from elastune.adapt.monitors.base import Monitor
@@ -14,8 +13,10 @@ from elastune.adapt.monitors.noise_scale_adam import PreconditionedNoiseScale
 from elastune.adapt.monitors.performance import Performance
 from elastune.core.errors import UserError
 from elastune.core.options import options_of, read, split
+from elastune.core.plugins import Plugins
 
-ENTRY_POINTS = "elastune.monitors"
+INSTALLED = Plugins("elastune.monitors", "monitor")
+"""Monitors of other packages: subclasses of ``Monitor``."""
 _OWN: tuple[type[Monitor], ...] = (NoiseScale, PreconditionedNoiseScale, Performance, Curvature, Loss)
 MONITORS: Mapping[str, type[Monitor]] = MappingProxyType({kind.name: kind for kind in _OWN})
 
@@ -54,17 +55,9 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _installed(name: str) -> type[Monitor]:
-    """The class of that name that an installed package offers."""
-    offered = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
-    if name not in offered:
-        raise UserError("a monitor must be known", name, f"use one of {', '.join([*MONITORS, *sorted(offered)])}")
-    try:
-        kind = offered[name].load()
-    except Exception as error:
-        raise UserError(
-            f"an installed monitor must load: {type(error).__name__}: {error}", offered[name].value, "fix its package"
-        ) from error
-    if not isinstance(kind, type) or not issubclass(kind, Monitor) or getattr(kind, "name", None) != name:
-        fix = f"subclass elastune.adapt.monitors.base.Monitor with name = {name!r}"
-        raise UserError("an installed monitor is a Monitor of its entry point's name", offered[name].value, fix)
+    """The class of that name which an installed package offers."""
+    if name not in INSTALLED.names():
+        known = ", ".join([*MONITORS, *INSTALLED.names()])
+        raise UserError("a monitor must be known", name, f"use one of {known}")
+    kind: type[Monitor] = INSTALLED.load_class(name, Monitor)
     return kind

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elastune.cli import parse
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import Interface, NoticeOptions
+from elastune.cli.groups import NoticeOptions
 from elastune.cli.output import FAILED, OK, TRY_AGAIN, print_error
+from elastune.core import notation
 from elastune.core.cost import ON_DEMAND
 from elastune.core.errors import UserError
+from elastune.runtime.settings import NetworkSettings
 
 if TYPE_CHECKING:
     from elastune.elastic.wire.contact import ControllerLocator
@@ -34,11 +35,10 @@ JOIN_LIMIT_S = 5.0  # of one try to reach the first controller
 
 
 @dataclasses.dataclass(frozen=True)
-class MachineOptions:
+class MachineOptions(NetworkSettings):
     """The number of workers, the name and the kind of this machine."""
 
     workers: Room = None
-    interface: Interface = None
     name: Annotated[
         str | None, typer.Option(help="Name by which the controller calls this machine. [default: its own name]")
     ] = None
@@ -118,7 +118,7 @@ def agent(
 
     if started.parent is not None:
         die_with(started.parent)
-    patience_s, grace_s = parse.duration(patience, "--patience"), parse.duration(grace, "--grace")
+    patience_s, grace_s = notation.duration(patience, "--patience"), notation.duration(grace, "--grace")
     if machine.interface is not None:
         address_of(machine.interface)
     token, hello = read_token(token_file), machine.hello(started.label)

@@ -19,15 +19,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elastune.cli import options, parse
+from elastune.cli import options
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import ClusterOptions
+from elastune.cli.machine import use_data
 from elastune.cli.output import FAILED, FILE_WIDTH, OK, WRONG, print_error, print_json, print_lines
-from elastune.cli.parse import use_data
 from elastune.core.errors import UserError
+from elastune.core.notation import duration_text
+from elastune.core.settings import ProgramSettings
+from elastune.runtime.settings import ClusterSettings
 
 if TYPE_CHECKING:
-    from elastune.core.run import Config, Program
+    from elastune.core.run import Program
     from elastune.runtime.agents.host_report import HostReport
 
 
@@ -51,7 +53,7 @@ class Finding:
 
 @flatten
 def doctor(
-    where: ClusterOptions,
+    where: ClusterSettings,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -103,9 +105,9 @@ def check_place(out: Path, *, local: bool) -> None:
         raise UserError("--out must be a folder", f"{out}: {file} is a file", "use another --out")
 
 
-def _show_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
-    request = where.request()
-    findings = [Finding(finding.what, finding.value, finding.fix) for finding in request.kind.examine()]
+def _show_cluster(where: ClusterSettings, out: Path | None, *, json: bool) -> int:
+    request = where.request(print_error)
+    findings = [Finding(finding.name, finding.value, finding.fix) for finding in request.kind.examine()]
     if not findings:
         return _show_hosts(where, out, json=json)
     if json:
@@ -115,12 +117,14 @@ def _show_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int
     return OK if all(finding.value is not None for finding in findings) else WRONG
 
 
-def _show_hosts(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
-    request = where.request()
+def _show_hosts(where: ClusterSettings, out: Path | None, *, json: bool) -> int:
+    request = where.request(print_error)
     reports = request.kind.inspect(request.access, out)
     if not reports:
         rule = "a host must join before doctor can describe it"
-        raise UserError(rule, f"none within {where.gather}", "start elastune agent there, or raise --gather")
+        raise UserError(
+            rule, f"none within {duration_text(where.gather_s)}", "start elastune agent there, or raise --gather"
+        )
     if json:
         print_json({"kind": "doctor", "cluster": where.cluster, "hosts": [_host_json(report) for report in reports]})
     else:
@@ -204,12 +208,18 @@ def _launchers() -> list[Finding]:
 
 def _mechanisms() -> list[Finding]:
     """A finding for each mechanism: its abilities, or the command that installs its package."""
-    from elastune.core.mesh import MechanismName
-    from elastune.parallel.mechanisms.registry import DIVIDES, MECHANISMS, STATES
+    from elastune.core.mesh import INSTALLED, MechanismName
+    from elastune.parallel.mechanisms.registry import DIVIDES, MECHANISMS, STATES, installed_mechanism
 
     findings = []
-    for word in (*MECHANISMS, *STATES, *DIVIDES):
-        mechanism, axes = MECHANISMS.get(word), MechanismName.parse(word).dividing
+    for word in (*MECHANISMS, *STATES, *DIVIDES, *INSTALLED.names()):
+        name = MechanismName.parse(word)
+        axes = () if name.installed else name.dividing  # only its own check knows
+        try:
+            mechanism = installed_mechanism(word) if name.installed else MECHANISMS.get(word)
+        except UserError as error:
+            findings.append(Finding(f"mechanism {word}", None, str(error)))
+            continue
         can = None if mechanism is None else mechanism.capabilities
         abilities = ["exact and fast" if mechanism is None or mechanism.exact else "fast"]
         abilities += [f"divides along {' and '.join(axes)}"] if axes else []
@@ -272,8 +282,10 @@ def _print(findings: list[Finding]) -> None:
 MOST_STEPS, MOST_SLOTS = 1000, 64
 
 
+@flatten
 def check(
     file: options.File,
+    own: ProgramSettings,
     arguments: options.Arguments = None,
     against: Annotated[
         Path | None,
@@ -291,9 +303,7 @@ def check(
             metavar="STEPS", help="Number of steps to time in exact mode and in one pass a batch, such as 50. 0: none."
         ),
     ] = 0,
-    set_: options.Set = None,
     data: options.Data = None,
-    seed: options.Seed = 0,
     json: options.Json = False,
 ) -> int:
     """Check whether a program trains as its plain loop does, on any number of workers.
@@ -327,19 +337,18 @@ def check(
     if not 0 <= time <= MOST_STEPS:
         raise UserError(f"--time must be from 0 to {MOST_STEPS} steps", time, "such as --time 50")
     use_data(data)
-    settings = parse.settings(set_ or [])
     program = Program(file, arguments=tuple(arguments or ()))
     if against is not None:
-        return _check_against(program, against, settings, steps=steps, seed=seed, json=json)
+        return _check_against(program, against, own, steps=steps, json=json)
     if not 1 <= slots <= MOST_SLOTS:
         raise UserError(f"--slots must be from 1 to {MOST_SLOTS}", slots, "such as --slots 4")
-    checked = check_program(program, settings, steps=steps or STEPS, seed=seed, slots=slots)
+    checked = check_program(program, own.config, steps=steps or STEPS, seed=own.seed, slots=slots)
     try:
         note_check(program, passed=not checked.problems)
     except OSError as error:
         print_error(f"this check cannot be remembered: {error}")
-    trains = all(difference.kind != "fails" for difference in checked.problems)
-    cost = exact_cost(program, settings, steps=time, seed=seed) if time and trains else None
+    trains = all(problem.kind != "fails" for problem in checked.problems)
+    cost = exact_cost(program, own.config, steps=time, seed=own.seed) if time and trains else None
     if json:
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})
@@ -354,14 +363,12 @@ def check(
     return FAILED if checked.problems else OK
 
 
-def _check_against(
-    program: Program, script: Path, settings: Config, *, steps: int | None, seed: int, json: bool
-) -> int:
+def _check_against(program: Program, script: Path, own: ProgramSettings, *, steps: int | None, json: bool) -> int:
     from elastune.runtime.job.against import STEPS, check_against
     from elastune.runtime.job.run import JobFailed
 
     try:
-        compared = check_against(program, script, settings, steps=steps or STEPS, seed=seed)
+        compared = check_against(program, script, own.config, steps=steps or STEPS, seed=own.seed)
     except JobFailed as error:
         raise UserError("a program must train before it can be compared", error.failure.detail, "mend that") from None
     if json:

@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elastune.cli import options, parse
+from elastune.cli import options
 from elastune.cli.commands.reuse import Program
 from elastune.cli.commands.search import print_study
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import ClusterOptions, FastExecutionOptions, FolderOptions, TrainingOptions
-from elastune.cli.output import OK, print_json, print_lines
+from elastune.cli.groups import FastExecution, OutputOptions
+from elastune.cli.output import OK, print_error, print_json, print_lines
+from elastune.core import notation
 from elastune.core.errors import UserError
 from elastune.core.run import CommandLine
+from elastune.core.settings import OutSettings, ResumeSettings, TimeoutSettings, TrainingSettings
+from elastune.runtime.settings import ClusterSettings
+from elastune.tuning.study.settings import TrialWorkersSettings
 
 if TYPE_CHECKING:
     from elastune.tuning.reuse.class_tree import ClassTree
@@ -143,7 +147,7 @@ def parse_tree(text: str) -> ClassTree:
     """The tree of classes of a text such as "[[0,2],[1]]". Raises ``UserError``."""
     from elastune.tuning.reuse.class_tree import class_tree
 
-    parsed: Any = parse.value("tree", text)
+    parsed: Any = notation.value("tree", text)
     if not isinstance(parsed, list):
         raise UserError("--tree is a list of groups of classes", repr(text)[:80], "such as --tree '[[0,2],[1]]'")
     return class_tree(parsed)
@@ -179,13 +183,16 @@ def tree(
             help="The groups of classes as nested lists of class numbers: '[[[0,2],[1]],[[3],[4,5]]]'.",
         ),
     ],
-    training: TrainingOptions,
-    execution_options: FastExecutionOptions,
-    folders: FolderOptions,
-    where: ClusterOptions,
+    training: TrainingSettings,
+    execution_options: FastExecution,
+    waiting: TimeoutSettings,
+    going_on: ResumeSettings,
+    results: OutSettings,
+    output: OutputOptions,
+    where: ClusterSettings,
+    sharing: TrialWorkersSettings,
     command: CommandLine,
     workers: Annotated[int, typer.Option(help="Number of worker processes for all nodes together.")] = 1,
-    trial_workers: options.TrialWorkers = None,
     fresh: Annotated[
         list[str] | None,
         typer.Option(
@@ -208,12 +215,11 @@ def tree(
     from elastune.runtime.job.output import check_out
     from elastune.tuning.reuse.tree_training import train_tree
 
-    class_tree, cluster = parse_tree(groups), where.request()
-    bounds = parse.trial_workers(trial_workers)
-    low, high = bounds or (None, None)
-    out: Path = folders.choose(file, "tree")
-    check_out(out, folders.resume)
-    with Progress(StudyTracker(len(class_tree.nodes()), None, earlier_entries(out, folders.resume))) as progress:
+    class_tree, cluster = parse_tree(groups), where.request(print_error)
+    low, high = sharing.trial_workers or (None, None)
+    out: Path = output.choose(results.out, file, "tree", resume=going_on.resume)
+    check_out(out, going_on.resume)
+    with Progress(StudyTracker(len(class_tree.nodes()), None, earlier_entries(out, going_on.resume))) as progress:
         train_tree(
             file,
             class_tree,
@@ -221,16 +227,17 @@ def tree(
             fresh=fresh or (),
             config=training.config,
             workers=workers,
-            trial_workers=bounds,
+            trial_workers=sharing.trial_workers,
             execution=execution_options.execution(
                 None if execution_options.mesh is not None else low, most_workers=high
             ),
             epochs=training.epochs,
             seed=training.seed,
-            divergence=training.factor,
-            accept_changes=folders.accept_changes,
+            divergence=training.divergence,
+            collective_timeout_s=waiting.collective_timeout_s,
+            accept_changes=going_on.accept_changes,
             cluster=cluster,
             observe=progress.observe,
             command=command,
         )
-    return print_study(out, folders.json)
+    return print_study(out, output.json)

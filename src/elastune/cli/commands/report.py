@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
-from elastune.cli import options, parse
+from elastune.cli import options
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import HostPrices
 from elastune.cli.output import FAILED, OK, print_json, print_lines, print_result
+from elastune.core import notation
 from elastune.core.errors import UserError
 from elastune.core.formatting import count, plain
+from elastune.core.settings import PriceFileSettings
+from elastune.runtime.settings import read_prices
+from elastune.tuning.study.settings import TargetSettings
 
 # --- elastune report ---
 
@@ -21,7 +24,8 @@ from elastune.core.formatting import count, plain
 @flatten
 def report(
     out: Annotated[Path, typer.Argument(help="The output folder of a run, a study, a frontier or a plan.")],
-    money: HostPrices,
+    money: PriceFileSettings,
+    goal: TargetSettings,
     ledger: Annotated[
         bool,
         typer.Option(
@@ -48,7 +52,6 @@ def report(
         int | None,
         typer.Option(help="For a study: also choose this number of trials that together stand for the front."),
     ] = None,
-    target: options.Target = None,
     across_changes: options.AcrossChanges = False,
     json: options.Json = False,
 ) -> int:
@@ -71,15 +74,15 @@ def report(
     ended}], disputes, accepted (changes that some steps were taken with), out}; missed and repeated are [first,
     last + 1] places of the epoch's order.
     """
-    prices = money.read()
+    prices = read_prices(money)
     if ledger:
         return _ledger(out, json)
     from elastune.cli.results import PickOptions, result_of, with_money
     from elastune.report.page import write_report
-    from elastune.tuning.study.time_to_target import parse_target
+    from elastune.tuning.search.time_to_target import parse_target
 
-    targets, weighed = parse.numbers(pick or [], "--pick"), parse.numbers(weights or [], "--weights")
-    pick_options = PickOptions(targets, weighed, subset, None if target is None else parse_target(target))
+    targets, weighed = notation.numbers(pick or [], "--pick"), notation.numbers(weights or [], "--weights")
+    pick_options = PickOptions(targets, weighed, subset, None if goal.target is None else parse_target(goal.target))
     result = result_of(out, pick_options, across_changes=across_changes)
     page = write_report(out, across_changes=across_changes)
     more: dict[str, object] = {}

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elastune.cli import options, parse
+from elastune.cli import options
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import ClusterOptions
+from elastune.cli.machine import use_data
 from elastune.cli.output import OK, print_error, print_json, print_lines, stopped_code
-from elastune.cli.parse import use_data
+from elastune.core import notation
 from elastune.core.errors import UserError
 from elastune.core.formatting import plain
+from elastune.runtime.settings import ClusterSettings
+from elastune.tuning.study.settings import TrialWorkersSettings
 
 if TYPE_CHECKING:
     from elastune.tuning.reuse.ensemble import Ensemble
@@ -97,7 +99,7 @@ _FIX = "such as --vary inputs=temperature,pressure+humidity"
 
 
 @dataclass(frozen=True)
-class ExtraMembersOptions:
+class ExtraMembersOptions(TrialWorkersSettings):
     """In what members are to differ, and who trains those that are lacking."""
 
     vary: Annotated[
@@ -113,9 +115,8 @@ class ExtraMembersOptions:
         int | None,
         typer.Option(help="With --vary: worker processes for all of its trainings together. [default: the study's]"),
     ] = None
-    trial_workers: options.TrialWorkers = None
 
-    def train(self, study: Path, where: ClusterOptions) -> bool:
+    def train(self, study: Path, where: ClusterSettings) -> bool:
         """Train the trials that the study lacks for ``--vary``.
 
         Returns:
@@ -125,7 +126,7 @@ class ExtraMembersOptions:
             UserError: For workers without ``--vary``, and for settings that the study does not have.
         """
         if self.vary is None:
-            unused = ExtraMembersOptions(None) != self or where != ClusterOptions()
+            unused = ExtraMembersOptions() != self or where != ClusterSettings()
             if unused:
                 raise UserError("workers are for members that are trained", "no --vary", f"add it, {_FIX}")
             return True
@@ -142,8 +143,8 @@ class ExtraMembersOptions:
                 vary,
                 each=self.each,
                 workers=self.workers,
-                trial_workers=parse.trial_workers(self.trial_workers),
-                cluster=where.request(),
+                trial_workers=self.trial_workers,
+                cluster=where.request(print_error),
                 observe=progress.observe,
             )
         for trial in trained.trials:
@@ -165,7 +166,7 @@ class ExtraMembersOptions:
                 raise UserError("--vary is SETTING=VALUE,VALUE", repr(text)[:80], _FIX)
             if name in values_of:
                 raise UserError("a setting is varied once", name, f"name all of its values together, {_FIX}")
-            values_of[name] = [parse.value(name, part.strip()) for part in rest.split(",")]
+            values_of[name] = [notation.value(name, part.strip()) for part in rest.split(",")]
         return values_of
 
 
@@ -182,7 +183,7 @@ def _is_varied(config: Mapping[str, Any], vary: Mapping[str, list[Any]]) -> bool
 def ensemble(
     study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
     varying: ExtraMembersOptions,
-    where: ClusterOptions,
+    where: ClusterSettings,
     members: Annotated[int, typer.Option(help="Most different models in the ensemble.")] = 8,
     objective: Annotated[
         str | None,

@@ -7,28 +7,16 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager, nullcontext
+from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from elastune.cli import options, parse
+from elastune.cli import options
 from elastune.cli.flatten import flatten, resumed_words
-from elastune.cli.groups import (
-    AdaptOptions,
-    ClusterOptions,
-    ExecutionOptions,
-    FaultOptions,
-    FolderOptions,
-    InitialWeightsOptions,
-    NoticeOptions,
-    RunLengthOptions,
-    RunPrices,
-    SyncOptions,
-    TrainingOptions,
-)
+from elastune.cli.groups import Execution, ExecutionOptions, FaultOptions, NoticeOptions, OutputOptions
 from elastune.cli.output import (
     FAILED,
     INTERRUPTED,
@@ -40,18 +28,19 @@ from elastune.cli.output import (
     print_result,
     stopped_code,
 )
-from elastune.cli.parse import choose_workers
 from elastune.core.cost import Prices
-from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
-from elastune.core.run import CommandLine, Elastic, ExecutionSettings, Place, RunSpec
+from elastune.core.mesh import Mesh
+from elastune.core.run import CommandLine, Elastic, ExecutionSettings, Place, Program, RunSpec
 from elastune.runtime.job.output import discard_refused, is_url
+from elastune.runtime.settings import RunSettings, read_prices
 
 if TYPE_CHECKING:
     from elastune.cli.chaos import Faults, Verdict
     from elastune.cli.progress import Progress, RunTracker
     from elastune.core.journal.records import Record, RunFailed
     from elastune.runtime.clusters.base import Cluster
+    from elastune.runtime.clusters.kind import ClusterRequest
     from elastune.runtime.job.run import Observe
     from elastune.runtime.preemption import NoticeSource
     from elastune.runtime.spot import SpotWatch
@@ -134,23 +123,14 @@ def _command_line(out: str) -> CommandLine:
 @flatten
 def run(
     file: options.File,
-    training: TrainingOptions,
-    execution_options: ExecutionOptions,
-    folders: FolderOptions,
+    settings: RunSettings,
+    execution_options: Execution,
+    output: OutputOptions,
     faults: FaultOptions,
     notices: NoticeOptions,
-    where: ClusterOptions,
-    course: RunLengthOptions,
-    adapting: AdaptOptions,
-    money: RunPrices,
-    agreeing: SyncOptions,
-    beginning: InitialWeightsOptions,
     command: CommandLine,
     arguments: options.Arguments = None,
-    workers: options.Workers = None,
     tensorboard: options.TensorBoard = False,
-    heartbeat: options.Heartbeat = f"{Elastic.heartbeat_s:g}s",
-    grace: options.Grace = None,
     dry_run: options.DryRun = False,
     unchecked: options.Unchecked = False,
 ) -> int:
@@ -196,97 +176,119 @@ def run(
     With --dry-run {kind: "dry_run", command: "run", program, out, cluster, seed, config, batch_size (where the config
     has it), workers, mesh, mechanism, mode, num_slots, micro_batch, device, most_workers, sync, policies, copies_note}.
     """
-    from elastune.runtime.clusters.kind import CapacityRequest, opened
-    from elastune.runtime.job.checked_programs import is_checked
-    from elastune.runtime.job.resumption import accepted_changes, check_resumed, execution_at_start, may_adopt
-    from elastune.runtime.job.run import check_free
     from elastune.runtime.placement import from_environment
-    from elastune.train.preflight import examined_meanwhile
 
     place = from_environment(os.environ)
-    chosen = faults.choose(execution_options.mode, place)
-    cluster_request = where.request()
-    if place is not None and not where.local:
+    chosen, cluster = faults.choose(execution_options.mode, place), settings.request(print_error)
+    if place is not None and not settings.local:
         rule = "workers of torchrun, srun or mpirun are where those started them"
-        raise UserError(rule, f"--cluster {where.cluster}", "leave it out, or start the command by itself")
-    begin, elastic = choose_workers(
-        workers, heartbeat, execution_options.collective_timeout_s, execution_options.chosen_mesh
-    )
-    elastic = replace(elastic, grace_s=parse.grace(grace))
+        raise UserError(rule, f"--cluster {settings.cluster}", "leave it out, or start the command by itself")
+    sources = notices.sources()
+    prices = read_prices(settings, settings.price_per_worker_hour, kinds_known=settings.kinds_known)
     if place is not None:
-        begin = _static_workers(workers, place, folders.out)
-        elastic = Elastic(collective_timeout_s=elastic.collective_timeout_s)
-    sources, prices, learners = notices.sources(), money.read(local=where.local), agreeing.learners
-    out = folders.choose(file, "run")
-    recorded = execution_at_start(out) if folders.resume else None
-    spec = RunSpec(
-        program=folders.program(file, arguments, out),
-        out=out,
-        config=training.config,
-        seed=training.seed,
-        execution=_execution_settings(execution_options, begin, elastic.high, learners, recorded, local=where.local),
-        epochs=training.epochs,
-        resume=folders.resume,
-        accept_changes=folders.accept_changes,
-        elastic=elastic,
-        adapt=adapting.adapt,
-        divergence=Divergence(training.factor),
-    )
-    spec = replace(agreeing.of(course.of(spec)), start_from=beginning.choose())
-    several = spec.execution.mode == "exact" and spec.execution.num_slots > 1 and not spec.resume
-    spec = replace(spec, proves=several and not unchecked, checked=several and is_checked(spec.program))
-    if spec.start_from is not None and spec.from_dcp is not None:
-        raise UserError("a run begins with one source of weights", "--start-from and --from-dcp", "leave out one")
+        check_launched(settings, place)
+    out = output.choose(settings.out, file, "run", resume=settings.resume)
+    execution_on = _execution_settings(settings, execution_options, out)
+    program = output.program(file, arguments, out, resume=settings.resume)
+    spec = _proved(_spec(settings, execution_options.mesh, place, program, out, execution_on), unchecked=unchecked)
     spot = _spot(spec) if spec.adapt.policies else None
     if place is not None:
         if spot is not None:
             raise UserError("the policy spot chooses among hosts", "workers of a launcher", "use --cluster hosts:PORT")
         if dry_run:
-            return OK if place.rank else _dry_run(spec, "launcher", as_json=folders.json)
-        return _run_static(spec, place, folders.json, tensorboard, prices, command)
-    changes = workers is not None and ":" in workers
+            return OK if place.rank else _dry_run(spec, "launcher", as_json=output.json)
+        return _run_static(spec, place, output.json, tensorboard, prices, command)
+    adopts, tracker = _checked(spec)
+    if dry_run:
+        return _dry_run(spec, str(settings.cluster), as_json=output.json)
+    with _room(cluster, spec, settings, adopts, spot) as opened_cluster:
+        if opened_cluster is not None and settings.changes and execution_options.mesh is None and opened_cluster.free:
+            begin = min(spec.elastic.high or spec.execution.workers, opened_cluster.free)
+            spec = replace(spec, execution=execution_on(begin))
+        return _run_local(spec, tracker, output.json, chosen, sources, tensorboard, opened_cluster, prices, command)
+
+
+def check_launched(settings: RunSettings, place: Place) -> None:
+    """Refuse other workers than those that a launcher has started, and folders that they do not share."""
+    if settings.workers not in (None, place.world):
+        value = ":".join(map(str, settings.workers)) if isinstance(settings.workers, tuple) else settings.workers
+        raise UserError("the launcher has started the workers", f"--workers {value}", f"it started {place.world}")
+    if settings.out is None or is_url(str(settings.out)):
+        fix = "give --out, the same for all"
+        raise UserError("workers of a launcher need one folder", settings.out or "no --out", fix)
+
+
+def _spec(
+    settings: RunSettings,
+    mesh: Mesh | None,
+    place: Place | None,
+    program: Program,
+    out: Path,
+    execution_on: Callable[[int], ExecutionSettings],
+) -> RunSpec:
+    """The run that the command line asks for. ``place``: that of this worker, if another launcher has started it."""
+    begin, elastic = settings.elastic(mesh)
+    if place is not None:
+        begin, elastic = place.world, Elastic(collective_timeout_s=elastic.collective_timeout_s)
+    return settings.spec(program, out, execution_on(begin), elastic)
+
+
+def _proved(spec: RunSpec, *, unchecked: bool) -> RunSpec:
+    """``spec``, with the proof that its slots train as one pass a batch, where it has several."""
+    from elastune.runtime.job.checked_programs import is_checked
+
+    if spec.execution.mode != "exact" or spec.execution.num_slots == 1 or spec.resume:
+        return spec
+    return replace(spec, proves=not unchecked, checked=is_checked(spec.program))
+
+
+def _checked(spec: RunSpec) -> tuple[bool, RunTracker]:
+    """Make all checks before a worker starts. Returns whether workers may be adopted, and the progress tracker."""
+    from elastune.runtime.job.resumption import accepted_changes, check_resumed, may_adopt
+    from elastune.runtime.job.run import check_free
+    from elastune.train.preflight import examined_meanwhile
+
     check_free(spec.out, spec.resume)
-    adopts, least = may_adopt(spec), elastic.low if changes else spec.execution.workers
+    adopts = may_adopt(spec)
     if not adopts:
         accepted_changes(spec)
     if beyond := check_resumed(spec):
         print_error(f"the run is to be longer than it was begun for: {beyond}")
     with nullcontext() if adopts else examined_meanwhile(spec):
-        tracker = _tracker(spec, adopts=adopts)  # before agents come: loading torch can take longer than they wait
-    if dry_run:
-        return _dry_run(spec, where.cluster, as_json=folders.json)
-    room = CapacityRequest(spec.out, least, spec.most_workers, grace_s=elastic.grace_s, adopts=adopts, spot=spot)
-    with opened(cluster_request, room) as cluster:
-        if cluster is not None and changes and execution_options.mesh is None and cluster.free:
-            begin = min(elastic.high or begin, cluster.free)
-            spec = replace(
-                spec,
-                execution=_execution_settings(
-                    execution_options, begin, elastic.high, learners, recorded, local=where.local
-                ),
-            )
-        return _run_local(spec, tracker, folders.json, chosen, sources, tensorboard, cluster, prices, command)
+        return adopts, _tracker(spec, adopts=adopts)  # before agents come: loading torch can take longer than they wait
+
+
+def _room(
+    cluster: ClusterRequest, spec: RunSpec, settings: RunSettings, adopts: bool, spot: SpotWatch | None
+) -> AbstractContextManager[Cluster | None]:
+    """The cluster, once it has room for the run."""
+    from elastune.runtime.clusters.kind import CapacityRequest, opened
+
+    least = spec.elastic.low if settings.changes else spec.execution.workers
+    room = CapacityRequest(spec.out, least, spec.most_workers, grace_s=spec.elastic.grace_s, adopts=adopts, spot=spot)
+    return opened(cluster, room)
 
 
 def _execution_settings(
-    execution_options: ExecutionOptions,
-    begin: int,
-    high: int | None,
-    learners: int,
-    recorded: ExecutionSettings | None,
-    *,
-    local: bool,
-) -> ExecutionSettings:
-    """The execution settings of the options. Settings that change the result stay as in a run that has ``recorded``."""
-    execution = execution_options.execution(begin, high, learners, local=local)
-    if recorded is None or execution.mode != "exact":
-        return execution
-    blocks = recorded.virtual_tensor if execution.parts.tensor and recorded.parts.tensor else execution.virtual_tensor
-    return replace(
-        execution,
-        num_slots=recorded.num_slots if execution_options.slots is None else execution.num_slots,
-        virtual_tensor=blocks if execution_options.virtual_tensor is None else execution.virtual_tensor,
-    )
+    settings: RunSettings, execution_options: ExecutionOptions, out: Path
+) -> Callable[[int], ExecutionSettings]:
+    """The execution settings on a number of workers. A resumed run keeps those that change its result."""
+    from elastune.runtime.job.resumption import execution_at_start
+
+    recorded = execution_at_start(out) if settings.resume else None
+    high = settings.workers[1] if isinstance(settings.workers, tuple) else None
+
+    def execution_on(workers: int) -> ExecutionSettings:
+        execution = execution_options.execution(workers, high, settings.learners, local=settings.local)
+        if recorded is None or execution.mode != "exact":
+            return execution
+        kept = {"num_slots": recorded.num_slots}
+        if execution.parts.tensor and recorded.parts.tensor:
+            kept["virtual_tensor"] = recorded.virtual_tensor
+        given = execution_options.given
+        return execution.with_values({name: value for name, value in kept.items() if name not in given})
+
+    return execution_on
 
 
 def _dry_run(spec: RunSpec, cluster: str, *, as_json: bool) -> int:
@@ -455,11 +457,3 @@ def _explain(failure: RunFailed, out: Path) -> int:
     where = f" (log: {log})" if log.exists() else ""
     print_error(f"the run failed on worker {failure.rank}, {failure.reason.replace('_', ' ')}: {failure.detail}{where}")
     return FAILED
-
-
-def _static_workers(workers: str | None, place: Place, out: str | None) -> int:
-    if workers not in (None, str(place.world)):
-        raise UserError("the launcher has started the workers", f"--workers {workers}", f"it started {place.world}")
-    if out is None or is_url(out):
-        raise UserError("workers of a launcher need one folder", out or "no --out", "give --out, the same for all")
-    return place.world

@@ -5,49 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from elastune.cli import options, parse
+from elastune.cli import options
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import (
-    ClusterOptions,
-    FastExecutionOptions,
-    FolderOptions,
-    FrontierOptions,
-    HostPrices,
-    InitialWeightsOptions,
-    SearchOptions,
-    SyncOptions,
-    TrainingOptions,
-    WorkerExecutionOptions,
-)
+from elastune.cli.groups import FastExecution, OutputOptions, WorkerExecution
 from elastune.cli.output import OK, print_error, print_result, stopped_code
 from elastune.core.errors import UserError
 from elastune.core.run import CommandLine
-from elastune.tuning.study.request import FrontierRequest, StudyRequest
-
-AUTO = "auto"
+from elastune.tuning.study.request import frontier_request, study_request
+from elastune.tuning.study.settings import FrontierSettings, StudySettings
 
 
 @flatten
 def tune(
     file: options.File,
-    search: SearchOptions,
-    training: TrainingOptions,
-    execution_options: FastExecutionOptions,
-    agreeing: SyncOptions,
-    folders: FolderOptions,
-    where: ClusterOptions,
-    money: HostPrices,
-    beginning: InitialWeightsOptions,
+    settings: StudySettings,
+    execution_options: FastExecution,
+    output: OutputOptions,
     command: CommandLine,
     arguments: options.Arguments = None,
-    workers: options.StudyWorkers = StudyRequest.workers,
-    warm_start: options.WarmStart = None,
-    grace: options.Grace = None,
-    keep: options.Keep = StudyRequest.keep,
-    keep_size: options.KeepSize = None,
-    plan: options.PlanFolder = None,
     dry_run: options.DryRun = False,
-    monitor: options.Monitors = None,
 ) -> int:
     """Search a program's settings for the best trade-offs.
 
@@ -76,56 +52,33 @@ def tune(
     from elastune.tuning.study.run import checked as checked_study
     from elastune.tuning.study.run import tune as run_study
 
-    cluster = where.request()
-    out = folders.choose(file, "tune")
-    low, high = search.bounds or (None, None)
+    cluster = settings.request(print_error)
+    out = output.choose(settings.out, file, "tune", resume=settings.resume)
+    low, high = settings.trial_workers or (None, None)
     low = None if execution_options.mesh is not None else low
-    execution = execution_options.execution(low, most_workers=high, learners=agreeing.learners, local=where.local)
-    if folders.resume and execution_options.slots is None:
+    execution = execution_options.execution(low, high, settings.learners, local=settings.local)
+    if settings.resume and "num_slots" not in execution_options.given:
         execution = replace(execution, num_slots=journaled_slots(out) or execution.num_slots)
-    request = search.request(folders.program(file, arguments, out), out, workers, execution, training, folders)
-    request = replace(
-        request,
-        warm_start=tuple(warm_start or ()),
-        sync=agreeing.choice,
-        collective_timeout_s=execution_options.collective_timeout_s,
-        grace_s=parse.grace(grace),
-        start_from=beginning.choose(),
-        keep=keep,
-        keep_bytes=None if keep_size is None else parse.size(keep_size, "--keep-size"),
-        plan=plan,
-        command=command,
-        monitors=tuple(monitor or ()),
+    request = study_request(
+        settings, output.program(file, arguments, out, resume=settings.resume), out, execution, command
     )
-    request = money.of_study(request, local=where.local)
     if dry_run:
-        return print_dry_run(
-            of_study(checked_study(request, cluster=cluster).plan, where.cluster), as_json=folders.json
-        )
+        plan = checked_study(request, cluster=cluster).plan
+        return print_dry_run(of_study(plan, str(settings.cluster)), as_json=output.json)
     before = earlier_entries(out, request.resume)
     with Progress(StudyTracker(request.trials, request.budget_s, before)) as progress:
         run_study(request, cluster=cluster, observe=progress.observe)
-    return print_study(out, folders.json)
+    return print_study(out, output.json)
 
 
 @flatten
 def frontier(
     file: options.File,
-    training: TrainingOptions,
-    execution_options: WorkerExecutionOptions,
-    folders: FolderOptions,
-    where: ClusterOptions,
-    question: FrontierOptions,
-    money: HostPrices,
+    settings: FrontierSettings,
+    execution_options: WorkerExecution,
+    output: OutputOptions,
     command: CommandLine,
     arguments: options.Arguments = None,
-    budget: options.FrontierBudget = "3m",
-    constraint: options.Constraints = None,
-    sampler: options.Sampler = FrontierRequest.sampler,
-    stopping: options.Stopping = FrontierRequest.stopping,
-    trial_workers: options.TrialWorkers = None,
-    price: options.Price = FrontierRequest.price_per_worker_hour,
-    grace: options.Grace = None,
     dry_run: options.DryRun = False,
 ) -> int:
     """Find how far training scales before accuracy suffers.
@@ -172,46 +125,20 @@ def frontier(
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries
     from elastune.tuning.frontier.find_frontier import checked
     from elastune.tuning.frontier.find_frontier import frontier as find_frontier
-    from elastune.tuning.frontier.worker_layouts import COUNTS
 
-    cluster = where.request()
-    out = folders.choose(file, "frontier")
-    request = FrontierRequest(
-        program=folders.program(file, arguments, out),
-        out=out,
-        workers=question.counts or (() if question.meshes else COUNTS),
-        meshes=question.meshes,
-        budget_s=None if budget == AUTO else parse.duration(budget or ""),
-        short=question.short,
-        target=question.target,
-        quality=question.quality,
-        margin=question.margin,
-        seeds=question.seeds,
-        execution=execution_options.of_one(local=where.local),
-        policies=tuple(question.policy or ()),
-        throughput=question.throughput,
-        config=training.config,
-        constraints=tuple(constraint or ()),
-        sampler=sampler,
-        stopping=stopping,
-        trial_workers=parse.trial_workers(trial_workers),
-        epochs=training.epochs,
-        seed=training.seed,
-        divergence=training.factor,
-        price_per_worker_hour=price,
-        collective_timeout_s=execution_options.collective_timeout_s,
-        grace_s=parse.grace(grace),
-        resume=folders.resume,
-        command=command,
-        accept_changes=folders.accept_changes,
+    cluster = settings.request(print_error)
+    out = output.choose(settings.out, file, "frontier", resume=settings.resume)
+    execution = execution_options.on(None, local=settings.local)
+    request = frontier_request(
+        settings, output.program(file, arguments, out, resume=settings.resume), out, execution, command
     )
-    request = money.of_study(request, local=where.local)
     if dry_run:
-        return print_dry_run(of_frontier(checked(request, cluster)[0], where.cluster), as_json=folders.json)
-    before = earlier_entries(request.out, request.resume)
+        plan = checked(request, cluster)[0]
+        return print_dry_run(of_frontier(plan, str(settings.cluster)), as_json=output.json)
+    before = earlier_entries(out, request.resume)
     with Progress(StudyTracker(None, request.budget_s, before)) as progress:
         find_frontier(request, cluster=cluster, observe=progress.observe)
-    return print_study(request.out, folders.json)
+    return print_study(out, output.json)
 
 
 def print_study(out: Path, as_json: bool, **more: object) -> int:

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elastune.cli import options, parse
 from elastune.cli.commands.search import print_study
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import FolderOptions, SearchOptions, TrainingOptions
+from elastune.cli.groups import OutputOptions
+from elastune.cli.machine import use_data
 from elastune.cli.output import OK, print_result
-from elastune.cli.parse import use_data
+from elastune.core import notation
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS
 from elastune.core.run import Config, ExecutionSettings, Program
+from elastune.core.settings import OutSettings, PriceTableSettings, ResumeSettings, TrainingSettings
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.settings import StudySearchSettings
 
 if TYPE_CHECKING:
     from elastune.adapt.policies.library.spot import SpotRules
@@ -33,7 +36,7 @@ LINEAR = "linear"  # scaling of recorded trials
 
 
 @dataclass(frozen=True)
-class MarketOptions:
+class MarketOptions(PriceTableSettings):
     """A market of spot and on-demand workers, and the deadline and bounds of a training on it."""
 
     availability: Annotated[
@@ -43,7 +46,6 @@ class MarketOptions:
             "simulated on them, in place of a study. Needs --prices and --deadline."
         ),
     ] = None
-    prices: options.Prices = None
     deadline: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="With --availability: time in which the training must be done, such as 20h."),
@@ -78,8 +80,8 @@ class MarketOptions:
         if self.availability is None or self.prices is None or self.deadline is None:
             raise UserError("--availability, --prices and --deadline belong together", "not all are given", HOW)
         offer = read_availability(self.availability)
-        prices = read_prices(self.prices).since(offer.begin_s if offer.absolute else None)
-        market, deadline_s = Market(offer.from_zero(), prices), parse.duration(self.deadline, "--deadline")
+        prices = read_prices(Path(self.prices)).since(offer.begin_s if offer.absolute else None)
+        market, deadline_s = Market(offer.from_zero(), prices), notation.duration(self.deadline, "--deadline")
         rules = SpotRules(deadline_s, workers, math.inf if self.spend is None else self.spend, self.patience_)
         check_reach(market, rules)
         return MarketRequest(market, rules, _recovery(self.recovery))
@@ -119,7 +121,7 @@ def _recovery(text: str) -> Overheads:
     join, colon, loss = text.partition(":")
     if not colon:
         raise UserError("--recovery must be JOIN:LOSS", text, "such as 20s:74s")
-    return Overheads(join_s=parse.duration(join, "--recovery"), loss_s=parse.duration(loss, "--recovery"))
+    return Overheads(join_s=notation.duration(join, "--recovery"), loss_s=notation.duration(loss, "--recovery"))
 
 
 def _result(costs: tuple[CostForecast, ...], job: MarketJob, deadline_s: float, workers: int, source: str) -> Result:
@@ -170,11 +172,11 @@ def _done(cost: CostForecast) -> str:
 # --- elastune simulate ---
 
 Start = Annotated[
-    float, typer.Option(min=0.0, max=parse.LONGEST_S, help="Seconds from a worker's start to its first step.")
+    float, typer.Option(min=0.0, max=notation.LONGEST_S, help="Seconds from a worker's start to its first step.")
 ]
 Pause = Annotated[
     float,
-    typer.Option(min=0.0, max=parse.LONGEST_S, help="Seconds that a trial pauses when its workers change."),
+    typer.Option(min=0.0, max=notation.LONGEST_S, help="Seconds that a trial pauses when its workers change."),
 ]
 
 
@@ -186,9 +188,11 @@ def simulate(
             help="The program: a Python file with surrogate(config, workers). For a cost also the folder of a run."
         ),
     ],
-    search: SearchOptions,
-    training: TrainingOptions,
-    folders: FolderOptions,
+    search: StudySearchSettings,
+    training: TrainingSettings,
+    going_on: ResumeSettings,
+    results: OutSettings,
+    output: OutputOptions,
     market: MarketOptions,
     workers: Annotated[int, typer.Option(help="Number of simulated workers, for all trials together.")] = 64,
     recorded: Annotated[
@@ -236,27 +240,34 @@ def simulate(
     if not 1 <= workers <= MOST_WORKERS:
         raise UserError(f"--workers must be from 1 to {MOST_WORKERS}", workers, "such as 2048")
     if market != MarketOptions():
-        if search != SearchOptions():
+        if search != StudySearchSettings():
             raise UserError("a market is for one training", "options of a search", "leave them out, or --availability")
         overheads = Overheads(start, pause, pause)
-        costs = _forecast(market.read(workers), file, training, folders, recorded, scaling, overheads)
-        print_result(costs, as_json=folders.json)
+        costs = _forecast(market.read(workers), file, training, output, recorded, scaling, overheads)
+        print_result(costs, as_json=output.json)
         return OK
-    out = folders.choose(file, "simulate")
-    program, execution = folders.program(file, (), out), _execution_settings(search.bounds)
-    request = search.request(program, out, workers, execution, training, folders)
+    out = output.choose(results.out, file, "simulate", resume=going_on.resume)
+    request = StudyRequest(
+        output.program(file, (), out, resume=going_on.resume),
+        out,
+        workers=workers,
+        execution=_execution_settings(search.trial_workers),
+        **{name: value for group in (search, training, going_on) for name, value in vars(group).items()},
+    )
     model = _model(request.program, recorded, scaling, start, pause)
-    losses = None if lose_every is None else WorkerFailures(parse.duration(lose_every, "--lose-every"), training.seed)
+    losses = (
+        None if lose_every is None else WorkerFailures(notation.duration(lose_every, "--lose-every"), training.seed)
+    )
     with Progress(StudyTracker(request.trials, None, earlier_entries(out, request.resume))) as progress:
         simulated = run_simulation(request, model, losses=losses, observe=progress.observe)
-    return print_study(out, folders.json, simulated=_data(simulated) if folders.json else _line(simulated))
+    return print_study(out, output.json, simulated=_data(simulated) if output.json else _line(simulated))
 
 
 def _forecast(
     market: MarketRequest,
     file: Path,
-    training: TrainingOptions,
-    folders: FolderOptions,
+    training: TrainingSettings,
+    output: OutputOptions,
     recorded: Path | None,
     scaling: str,
     overheads: Overheads,
@@ -268,12 +279,12 @@ def _forecast(
 
     most = market.rules.most
     if file.is_dir():
-        if training != TrainingOptions() or recorded is not None:
+        if training != TrainingSettings() or recorded is not None:
             fix = "leave them out, or name a program"
             raise UserError("a run is taken as it was", "settings of a program, or --recorded", fix)
         job, source = job_of_run(file, most, scaling)
         return market.forecast(job, overheads, source)
-    use_data(folders.data)
+    use_data(output.data)
     program = Program(file)
     model = _model(program, recorded, scaling, overheads.start_s, overheads.join_s)
     loaded = load_as_guest(program)

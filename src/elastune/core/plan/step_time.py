@@ -458,7 +458,7 @@ def predicted_step(made: PlanMade, execution: ExecutionSettings, batch: int) -> 
         return None
     size, mesh = made.answer["size"], execution.first_mesh
     micro = min(execution.micro_batch or batch, math.ceil(batch / mesh.batch))
-    columns = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, made.request["workers_each"])
+    columns = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, made.request["workers_per_node"])
     splits = StepSplits(*(np.array([each], float) for each in columns))
     known = {
         name: size[name]

@@ -426,10 +426,10 @@ def _running(state: Membership, worker: int, event: Running) -> Facts:
         raise ProtocolViolation(f"view {event.version} was never installed: {event}")
     if view is None or event.version != view.number:
         if state.current is not None and event.version == state.current.number:
-            raise ProtocolViolation(f"all members had said so before: {event}")
+            raise ProtocolViolation(f"all members have sent this before: {event}")
         return state, (), False
     if worker not in view.ranks or worker in state.running:
-        raise ProtocolViolation(f"worker {worker} is no member or said so before: {event}")
+        raise ProtocolViolation(f"worker {worker} is not a member or has sent this before: {event}")
     if state.running and event.step != state.first_step:
         raise ProtocolViolation(f"others of this view begin with step {state.first_step}: {event}")
     state = replace(state, running=state.running.plus(worker), first_step=event.step)

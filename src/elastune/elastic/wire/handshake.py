@@ -1,7 +1,8 @@
 """The handshake: each side proves that it has the token, and neither side sends it.
 
-    server  elastune-1 NONCE client  NONCE PROOF          followed at once by its first message server  PROOF
-    followed at once by its answer
+    server  elastune-2 NONCE
+    client  NONCE PROOF          followed at once by its first message
+    server  PROOF                followed at once by its answer
 
 A proof is the HMAC-SHA256, by the token, of the proving side, the purpose of the server and both nonces. So it holds
 for one connection, one side and one kind of server, and cannot be replayed or reflected. All lines have fixed length in
@@ -33,7 +34,8 @@ from elastune.elastic.wire.transport import (
     pinned,
 )
 
-PROTOCOL = b"elastune-1"
+PROTOCOL = b"elastune-2"
+"""The version of this protocol. It rises whenever other bytes travel, so that two versions never meet."""
 NONCE_DIGITS, PROOF_DIGITS = 32, 64
 SALT_DIGITS = 32
 CHALLENGE_BYTES = len(PROTOCOL) + 1 + NONCE_DIGITS + 1

@@ -1,34 +1,29 @@
 """The messages between workers, clients and the coordinator, with the task that a worker receives.
 
-On a connection each message is one line of JSON, checked when it is read. Reading is strict: no number from a
-string, no NaN, no unknown field. The messages that change a run's membership are the events of the membership
+``message_codec`` gives their form. The messages that change a run's membership are the events of the membership
 machine (``elastic.coordinator.machine``).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter
-from pydantic.dataclasses import dataclass
+from pydantic import Field, PlainSerializer, PlainValidator
 
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record
 from elastune.core.run import Adapt, Elastic, ExecutionSettings, Place, Program, RunSpec, StartFrom
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
+from elastune.elastic.wire.message_codec import Count, MessageCodec, Seconds, message
 from elastune.elastic.wire.view import View
 
-_RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
 PURPOSE = "run"  # of a coordinator, in handshakes
 KEY_LIMIT = 256
 VALUE_LIMIT = 1 << 18
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
 
 # --- the task of a worker ---
 
@@ -106,7 +101,7 @@ Doing = Literal[
 ]
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Connected:
     """The worker's process is connected, on ``host``. It is no member yet. (Seen by the coordinator, never sent.)"""
 
@@ -114,14 +109,14 @@ class Connected:
     kind: Literal["connected"] = "connected"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Ready:
     """The worker is warm and waits for a view that has it."""
 
     kind: Literal["ready"] = "ready"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Running:
     """The worker holds its state in view number ``version``, whose first step is ``step``."""
 
@@ -130,7 +125,7 @@ class Running:
     kind: Literal["running"] = "running"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Broken:
     """A collective of view number ``version`` failed at the worker."""
 
@@ -139,7 +134,7 @@ class Broken:
     kind: Literal["broken"] = "broken"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Noticed:
     """The worker will be taken away in ``seconds``: it has to leave before that."""
 
@@ -148,21 +143,21 @@ class Noticed:
     kind: Literal["noticed"] = "noticed"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class ReplaceAsked:
     """Another worker is wanted in place of this member, which goes on until the other one joins."""
 
     kind: Literal["replace_asked"] = "replace_asked"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Left:
     """The worker has left at the boundary of a view that does not have it."""
 
     kind: Literal["left"] = "left"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Done:
     """The training function has ended well; the worker serves others until ``Bye``.
 
@@ -172,7 +167,7 @@ class Done:
     kind: Literal["done"] = "done"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Lost:
     """The worker is dead, frozen or cut off, or could not be started. (Decided by the coordinator, never sent.)"""
 
@@ -183,7 +178,7 @@ class Lost:
 # --- events of the run ---
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class ResizeAsked:
     """So many ``workers`` are wanted. A client that asks is answered by ``Answer``."""
 
@@ -192,7 +187,7 @@ class ResizeAsked:
     kind: Literal["resize_asked"] = "resize_asked"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class ReshapeAsked:
     """As many workers as ``mesh`` has are wanted, in that mesh (``Mesh.parse``). A client is answered by ``Answer``."""
 
@@ -201,7 +196,7 @@ class ReshapeAsked:
     kind: Literal["reshape_asked"] = "reshape_asked"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class LayersFound:
     """The program's model has so many ``layers``: no pipeline has more stages. Views may begin before that is known."""
 
@@ -209,7 +204,7 @@ class LayersFound:
     kind: Literal["layers_found"] = "layers_found"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class CapacityChanged:
     """``free`` more workers could be started now. (From the controller, never sent.)"""
 
@@ -217,14 +212,14 @@ class CapacityChanged:
     kind: Literal["capacity_changed"] = "capacity_changed"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class WaitedEnough:
     """A ready worker waits no longer for others of its host. (From the coordinator, never sent.)"""
 
     kind: Literal["waited_enough"] = "waited_enough"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Progressed:
     """The run has reached ``step``, further than ever. (Seen by the coordinator in records, never sent.)"""
 
@@ -241,7 +236,7 @@ Event = Connected | Lost | SentEvent | RunEvent
 # --- messages that are no events ---
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Hello:
     """The first line of every connection after its handshake.
 
@@ -262,7 +257,7 @@ class Hello:
         return self.worker is not None
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Welcome:
     """The coordinator admits the worker.
 
@@ -284,7 +279,7 @@ class Welcome:
     kind: Literal["welcome"] = "welcome"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class InstallView:
     """A new view, sent to every connected worker, also to those that are no members."""
 
@@ -292,7 +287,7 @@ class InstallView:
     kind: Literal["install_view"] = "install_view"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Confirmed:
     """The joiner that receives this is a member of view number ``version`` for good."""
 
@@ -300,7 +295,7 @@ class Confirmed:
     kind: Literal["confirmed"] = "confirmed"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Report:
     """A record of this worker for its run's controller.
 
@@ -312,7 +307,7 @@ class Report:
     kind: Literal["report"] = "report"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class RecordsKept:
     """This worker's records up to its ``nth`` are in the journal: no coordinator will need them again."""
 
@@ -320,7 +315,7 @@ class RecordsKept:
     kind: Literal["records_kept"] = "records_kept"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Returned:
     """The state of a worker that has outlived its coordinator. It covers all its earlier messages but those sent again.
 
@@ -352,14 +347,14 @@ class Returned:
     kind: Literal["returned"] = "returned"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Stop:
     """The run is to write a checkpoint and end at its next step boundary."""
 
     kind: Literal["stop"] = "stop"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Exit:
     """This worker's entry point has ended with ``code``, and its process ends next.
 
@@ -371,14 +366,14 @@ class Exit:
     kind: Literal["exit"] = "exit"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Bye:
     """The receiver is to end: the run is over, or goes on without this worker."""
 
     kind: Literal["bye"] = "bye"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Beat:
     """A heartbeat. From a worker it reports what the worker does; from the coordinator only that it lives.
 
@@ -405,7 +400,7 @@ class Beat:
     kind: Literal["beat"] = "beat"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class RoundTaken:
     """The worker's learners have taken the steps of a round.
 
@@ -431,7 +426,7 @@ class RoundTaken:
     kind: Literal["round_taken"] = "round_taken"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Publish:
     """An address of this worker for the other members of a view. ``key`` begins with the view's number and a slash."""
 
@@ -440,7 +435,7 @@ class Publish:
     kind: Literal["publish"] = "publish"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Answer:
     """The answer to a client: whether its request was taken, and a sentence about it."""
 
@@ -450,7 +445,7 @@ class Answer:
     kind: Literal["answer"] = "answer"
 
 
-Message = Annotated[
+Message = (
     SentEvent
     | Hello
     | Welcome
@@ -465,34 +460,10 @@ Message = Annotated[
     | Beat
     | RoundTaken
     | Publish
-    | Answer,
-    Field(discriminator="kind"),
-]
-_MESSAGES: TypeAdapter[Message] = TypeAdapter(Message)
-
-
-# --- lines of JSON ---
-
-
-def encode(message: Message) -> bytes:
-    """One line of JSON, with its line end. Half a surrogate pair, as in some error messages, becomes "?".
-
-    Raises ``TypeError`` if a run's configuration holds a value that JSON cannot.
-    """
-    fields = _MESSAGES.dump_python(message)
-    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False, default=_path_as_text)
-    return text.encode("utf-8", "replace") + b"\n"
-
-
-def _path_as_text(value: object) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{value!r} is not JSON")
-
-
-def decode(line: bytes) -> Message:
-    """The message in ``line``. Raises ``pydantic.ValidationError`` (a ``ValueError``) if there is none."""
-    return _MESSAGES.validate_json(line, strict=True)
+    | Answer
+)
+CODEC: MessageCodec[Message] = MessageCodec(Message)
+encode, decode = CODEC.encode, CODEC.decode
 
 
 def encode_event(worker: int | None, event: Event) -> dict[str, Any]:

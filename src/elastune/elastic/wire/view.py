@@ -11,10 +11,10 @@ from functools import cached_property
 from itertools import groupby
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, PlainSerializer
-from pydantic.dataclasses import dataclass
+from pydantic import BeforeValidator, PlainSerializer
 
 from elastune.core.mesh import Mesh
+from elastune.elastic.wire.message_codec import message
 from elastune.elastic.wire.transport import ProtocolError
 
 KEPT_VIEWS = 2  # members publish addresses for the two newest views
@@ -62,7 +62,7 @@ Workers = Annotated[tuple[int, ...], BeforeValidator(from_ranges), PlainSerializ
 Hosts = Annotated[tuple[str, ...], BeforeValidator(from_runs), PlainSerializer(to_runs)]
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@message
 class View:
     """One agreed composition of a run: its members, and how they continue from the view before.
 

@@ -300,7 +300,7 @@ class StaticWatch:
 
     Args:
         workers: The group of this worker.
-        store: The store by which the workers found each other.
+        store: The rendezvous store of the workers.
         limit_s: How long they may wait for a worker that does something else.
         on_stuck: Called in this object's thread if the workers will never come together and a library holds this
             worker's main thread.
@@ -331,7 +331,7 @@ class StaticWatch:
 
     @property
     def stall(self) -> Stall | None:
-        """The reason why a collective that has failed here could not succeed; another worker may have found it first.
+        """The reason why a collective that has failed here could not succeed; another worker may have seen it first.
 
         Raises ``RuntimeError`` if the store is gone.
         """

@@ -485,10 +485,14 @@ class Buffers:
         Of a batch's one slot ``moved`` are the values themselves.
         """
         starts = [s for b, s in zip(self._all, self._start, strict=True) if b.is_floating_point()]
-        counters = [b for b in self._all if not b.is_floating_point()]
         if starts:
             values = list(moved) if self.one_slot else torch_private.foreach_add(starts, list(moved))
             torch_private.foreach_copy_(self.floats, values)
+        self.settle_counters()
+
+    def settle_counters(self) -> None:
+        """Set counters to their values after the step's first pass."""
+        counters = [b for b in self._all if not b.is_floating_point()]
         if counters and self._counters:
             torch_private.foreach_copy_(counters, self._counters)
 
@@ -508,7 +512,9 @@ def unflatten(flat: torch.Tensor, tensors: Iterable[torch.Tensor]) -> None:
 
 def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Bytes of the storages that ``tensors`` use. A storage of several tensors counts once, and None counts 0."""
-    storages = [t.untyped_storage() for t in tensors if t is not None]
+    present = [t for t in tensors if t is not None]
+    dense = [part for t in present for part in ((t._indices(), t._values()) if t.is_sparse else (t,))]
+    storages = [t.untyped_storage() for t in dense]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 

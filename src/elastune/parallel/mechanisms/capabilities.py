@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from types import MappingProxyType
 
+from elastune.core.mesh import INSTALLED
 from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import ExecutionSettings, RunSpec
 
@@ -62,8 +63,16 @@ ENGINE_CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
 
 
 def capabilities_of(execution: ExecutionSettings) -> Capabilities:
-    """The capabilities of the mechanism that ``execution`` names."""
-    return ENGINE_CAPABILITIES.get(execution.parts.foreign, ALL_CAPABILITIES)
+    """The capabilities of the mechanism that ``execution`` names. Imports it if another package offers it.
+
+    Raises:
+        UserError: If that import fails.
+    """
+    name = execution.parts
+    if name.installed:
+        found: Capabilities = getattr(INSTALLED.load(name.foreign), "capabilities", ALL_CAPABILITIES)
+        return found
+    return ENGINE_CAPABILITIES.get(name.foreign, ALL_CAPABILITIES)
 
 
 def settled(spec: RunSpec) -> RunSpec:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from elastune.core.errors import UserError
+from elastune.core.mesh import INSTALLED
 from elastune.core.run import ExecutionSettings, RunSpec
 from elastune.parallel.mechanisms.base import Mechanism, Replicated
 from elastune.parallel.mechanisms.deepspeed import DeepSpeed
@@ -36,17 +37,33 @@ def mechanism_for(execution: ExecutionSettings) -> Mechanism:
         UserError: Where no mechanism has that name, or where it cannot do what ``execution`` asks.
     """
     parts = execution.parts
-    names = (*MECHANISMS, *STATES, *DIVIDES)
-    for word in parts.words:
-        if word not in names:
-            raise UserError("mechanism must be known", word, f"use one of {', '.join(names)}")
-    divides = [DIVIDES[word] for word in parts.words if word in DIVIDES]
-    mechanism = MECHANISMS.get(str(parts)) or Owned(str(parts), parts.dividing, divides, frees=parts.state == "sharded")
+    if parts.installed:
+        mechanism = installed_mechanism(parts.foreign)
+    elif str(parts) in MECHANISMS:
+        mechanism = MECHANISMS[str(parts)]
+    else:
+        divides = [DIVIDES[word] for word in parts.words if word in DIVIDES]
+        mechanism = Owned(str(parts), parts.dividing, divides, frees=parts.state == "sharded")
     if execution.mode == "exact" and not mechanism.exact:
         rule = "exact mode needs a mechanism that promises equal bits"
         raise UserError(rule, execution.mechanism, "use --mode fast, or another mechanism")
     _check_abilities(mechanism, execution)
     mechanism.check(execution, execution.first_mesh)
+    return mechanism
+
+
+def installed_mechanism(name: str) -> Mechanism:
+    """The mechanism that another package offers as ``name`` (entry points ``elastune.mechanisms``).
+
+    Raises:
+        UserError: If its package cannot be imported, or offers anything but a ``Mechanism`` of that name.
+    """
+    kind = INSTALLED.load_class(name, Mechanism)
+    try:
+        mechanism: Mechanism = kind()
+    except Exception as error:  # the constructor of another package may raise anything
+        rule = f"an installed mechanism must be made without arguments: {type(error).__name__}: {error}"
+        raise UserError(rule, f"{name} = {kind.__name__}()", INSTALLED.fix(name)) from error
     return mechanism
 
 

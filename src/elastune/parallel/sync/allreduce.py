@@ -137,6 +137,22 @@ class AllReduce(Sync):
     def _move_buffers(self, moved: Sequence[torch.Tensor]) -> None:
         """Apply the sums of the buffers, the ``moved`` of ``_put_rest``."""
 
+    def _alone(self, loss: torch.Tensor, share: BatchSlice) -> None:
+        """Run a slice where no other worker has one: gradients stay where autograd leaves them."""
+        norms: Pair | None = None
+        if self._measures:  # every slice is a part of its own
+            norms = self._accumulate_apart(loss, share.weight)
+        else:
+            self.replica.accumulate(loss, share.weight)
+        self._add_part(loss, share.weight, norms)
+        if not share.ends_step:
+            self.replica.hide()
+            return
+        self.totals = list(self.control)
+        whole = squared_norms(self._params, self._weights) if self._measures else None
+        self.statistics = step_statistics(self._part.values, whole)
+        self._part.clear()  # an optimizer may evaluate the whole batch again and again
+
     def _accumulate_apart(self, loss: torch.Tensor, weight: float) -> Pair:
         """Run a pass that is a part of its own; return the squared norms of its gradient."""
         self.replica.run_apart(loss, weight)
@@ -155,7 +171,8 @@ class ExactAllReduce(AllReduce):
     """Synchronous SGD whose sums follow the canonical tree over slots.
 
     The weights do not depend on how many workers the run has now or had before. Every slot runs by itself, on the
-    buffers of the step's start: BatchNorm normalises over a slot's own samples.
+    buffers of the step's start: BatchNorm normalises over a slot's own samples. The one slot of a lone worker is a
+    plain step, without copies and sums.
     """
 
     exact: bool = True
@@ -179,6 +196,10 @@ class ExactAllReduce(AllReduce):
         )
         self._slot_weight = 0.0
 
+    @property
+    def _exchanges(self) -> bool:
+        return not self._one_slot or self._comms.everyone.size > 1
+
     def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
         super().begin(share, starts_step=starts_step)
         if starts_step:
@@ -190,6 +211,11 @@ class ExactAllReduce(AllReduce):
         self.replica.refuse_leftovers()
         self.replica.buffers.passed()
         self._slot_weight += share.weight
+        if not self._exchanges:
+            self._alone(loss, share)
+            if share.ends_step:
+                self.replica.buffers.settle_counters()
+            return
         if share.weight:
             self._slot_loss(loss, share)
         if share.ends_step:
@@ -277,22 +303,6 @@ class FastAllReduce(AllReduce):
             self._with_others(self._reducer, loss, share)
         else:
             self._alone(loss, share)
-
-    def _alone(self, loss: torch.Tensor, share: BatchSlice) -> None:
-        """Every slice is a part of its own."""
-        norms: Pair | None = None
-        if self._measures:
-            norms = self._accumulate_apart(loss, share.weight)
-        else:
-            self.replica.accumulate(loss, share.weight)
-        self._add_part(loss, share.weight, norms)
-        if not share.ends_step:
-            self.replica.hide()
-            return
-        self.totals = list(self.control)
-        whole = squared_norms(self._params, self._weights) if self._measures else None
-        self.statistics = step_statistics(self._part.values, whole)
-        self._part.clear()  # an optimizer may evaluate the whole batch again and again
 
     def _with_others(self, reducer: Reducer[FlatBucket], loss: torch.Tensor, share: BatchSlice) -> None:
         """All slices that this worker runs in a step are one part."""

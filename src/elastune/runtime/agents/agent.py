@@ -3,8 +3,9 @@
 Workers are forked from a warm server, as on a controller's own machine. All of them end with the agent, however it
 ends. An agent knows no runs: each worker finds the coordinator of its run by itself. When its controller dies, an
 agent may keep its workers for a while and serve the next controller at the same address.
+
 A worker that has ended well may have written the last checkpoint of its run. ``PendingExits`` reports its end only once
-the files have arrived, because whoever hears of the end goes on from that checkpoint.
+the controller has the files, because a report of the end lets the run go on from that checkpoint.
 """
 
 from __future__ import annotations
@@ -46,12 +47,9 @@ from elastune.runtime.agents.transfer_client import FileTransferClient
 from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
 from elastune.runtime.preemption import NoticeSource
 
-# A worker that ended well may have written the run's last checkpoint. So the agent reports a worker's end only after
-# the controller has received all of the worker's files.
-
-WELL = (0, ABANDONED_CODE)  # how a worker ends that has written what it had to
+WELL = (0, ABANDONED_CODE)  # exit codes of a worker that has written its files
 HELD_LOOK_S = 0.05
-STALLED_S = 30.0  # nothing has been moved for so long: nobody waits any more
+STALLED_S = 30.0  # after this time without any progress of the files, the agent no longer waits for them
 
 
 def run_of(worker: Bootstrap) -> str:
@@ -60,49 +58,52 @@ def run_of(worker: Bootstrap) -> str:
 
 
 class PendingExits:
-    """Of the workers of one agent. ``folder``: where their files may lie; nothing is made there before it is needed.
+    """Moves the files of an agent's workers to the controller, and holds back the workers' ends until it has them.
 
-    ``notify``: is called with a line that whoever looks after this machine should see.
+    Args:
+        folder: The folder for the files; it is made when it is needed.
+        notify: Called with a line for the person who looks after this machine.
     """
 
     def __init__(self, folder: Path, notify: Callable[[str], None]) -> None:
         self._folder, self._notify = folder, notify
-        self._mover: FileTransferClient | None = None
+        self._transfers: FileTransferClient | None = None
         self._used = False
         self._held: list[tuple[float, ProcessEnded]] = []
         self._closing = False
 
     def use(self, host: str, port: int, token: str) -> None:
-        """The controller takes files at this ``port``; 0: its workers write into their runs' folders."""
+        """Send files to the controller on ``host`` at ``port``; 0: workers write into their runs' folders."""
         self._used = port > 0
         if not self._used:
             return
-        if self._mover is None:
+        if self._transfers is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._mover = FileTransferClient(Path(tempfile.mkdtemp(prefix="files-", dir=self._folder)), self._notify)
-        self._mover.use(f"{host}:{port}", token)
+            folder = Path(tempfile.mkdtemp(prefix="files-", dir=self._folder))
+            self._transfers = FileTransferClient(folder, self._notify)
+        self._transfers.use(f"{host}:{port}", token)
 
     def spool_of(self, run: str) -> str:
-        """The folder by which new workers of ``run`` pass files on; "": they write into the run's own."""
-        return str(self._mover.spool_of(run)) if self._used and self._mover is not None else ""
+        """The folder in which new workers of ``run`` leave files; "": they write into the run's folder."""
+        return str(self._transfers.spool_of(run)) if self._used and self._transfers is not None else ""
 
     def begin(self, run: str) -> None:
-        """Before a worker of ``run`` begins here. Raises ``OSError``."""
-        if self._used and self._mover is not None:
-            self._mover.begin(run)
+        """Prepare for the first worker of ``run``. Raises ``OSError``."""
+        if self._used and self._transfers is not None:
+            self._transfers.begin(run)
 
     def leave(self, run: str) -> None:
-        """No worker of ``run`` is left here."""
-        if self._mover is not None:
-            self._mover.leave(run)
+        """Note that no worker of ``run`` is left on this machine."""
+        if self._transfers is not None:
+            self._transfers.leave(run)
 
     @property
     def look_s(self) -> float:
-        """After how long ``released`` is to be asked."""
+        """How long to wait until the next call of ``released``."""
         return HELD_LOOK_S if self._held else math.inf
 
     def holds(self, event: ProcessEvent) -> bool:
-        """Whether ``event`` is an end that must not be reported yet."""
+        """Hold back ``event`` if it is an end that must not be reported yet. Return whether it is."""
         if not isinstance(event, ProcessEnded) or event.code not in WELL or not self._waits(event, time.monotonic()):
             return False
         self._held.append((time.monotonic(), event))
@@ -121,32 +122,34 @@ class PendingExits:
         return [event for _, event in held]
 
     def close(self) -> None:
-        """Move no more. Idempotent."""
-        if self._mover is not None:
-            self._mover.close()
+        """Stop moving files. Idempotent."""
+        if self._transfers is not None:
+            self._transfers.close()
 
     def _waits(self, end: ProcessEnded, since: float) -> bool:
-        if self._mover is None or self._closing or not self._mover.pending(run_of(end.bootstrap)):
+        if self._transfers is None or self._closing or not self._transfers.pending(run_of(end.bootstrap)):
             return False
-        return time.monotonic() < max(since, self._mover.moved_at) + STALLED_S
+        return time.monotonic() < max(since, self._transfers.moved_at) + STALLED_S
 
-
-# Workers are forked from a warm server, and all of them end with the agent, however the agent ends. An agent knows no
-# runs: each worker connects to its run's coordinator itself. After the death of its controller, an agent may keep its
-# workers for a while, and serve the next controller at the same address.
 
 SEND_LIMIT_S = 10.0
 GREETING_LIMIT_S = 10.0
 TAIL_CHARACTERS = messages.TEXT_LIMIT // 2
-AGAIN_S = 0.05  # between two looks for the next controller
-LAST_STEP_S = (
-    330.0  # how long workers that nobody has come for may take to end by themselves: a little more than theirs
-)
+AGAIN_S = 0.05  # between two searches for the next controller
+LAST_STEP_S = 330.0  # how long workers may take to end without any controller: more than the workers' own limit
 
 
 @dataclass(frozen=True)
 class Link:
-    """A connection to a controller that has let this agent in by ``token``. ``early``: what it has said already."""
+    """A connection to a controller that has admitted this agent by ``token``.
+
+    Attributes:
+        socket: The connection.
+        token: The secret that both sides have.
+        lines: Cuts the received bytes into lines.
+        early: The lines that came together with the welcome.
+        welcome: The controller's first message.
+    """
 
     socket: socket.socket
     token: str = field(repr=False)
@@ -156,47 +159,53 @@ class Link:
 
 
 def join(address: str, token: str, hello: AgentHello, limit_s: float) -> Link:
-    """Go to the controller at ``address`` ("host:port"), which may start up to ``limit_s`` later.
+    """Connect to the controller at ``address`` ("host:port"), which may start up to ``limit_s`` later.
 
-    Raises ``UserError`` where it does not let this agent in, ``OSError`` where nobody answers or too many have come.
+    Raises:
+        UserError: If the controller does not admit this agent.
+        OSError: If nothing answers, or the controller has no room for newcomers.
     """
-    lines, words = Lines(), messages.encode(hello)
+    lines, hello_line = Lines(), messages.FROM_AGENT.encode(hello)
     try:
-        entered = enter_at(address, lines, token, messages.PURPOSE, words, GREETING_LIMIT_S, dial_s=limit_s)
+        entered = enter_at(address, lines, token, messages.PURPOSE, hello_line, GREETING_LIMIT_S, dial_s=limit_s)
     except (Unreachable, ServerBusy):
         raise
     except (OSError, ProtocolError) as error:
-        raise _kept_out(f"{address}: {error}") from None
+        raise _not_admitted(f"{address}: {error}") from None
     connection = entered.connection
     try:
-        answer = messages.decode_from_controller(entered.line)
+        answer = messages.FROM_CONTROLLER.decode(entered.line)
     except ValueError:
         connection.close()
-        raise _kept_out(f"{address}: it said what is no message") from None
+        raise _not_admitted(f"{address}: its answer is not a message") from None
     if isinstance(answer, AgentRefused):
         connection.close()
         raise UserError("an agent must fit its controller", answer.why, "install the same versions on all machines")
     if not isinstance(answer, AgentWelcome):
         connection.close()
-        raise UserError("a controller must let its agents in", f"{address} said {answer.kind!r}", "see the address")
+        raise UserError("a controller must let its agents in", f"{address} sent {answer.kind!r}", "see the address")
     connection.settimeout(SEND_LIMIT_S)
     return Link(connection, token, lines, entered.early, answer)
 
 
-def _kept_out(why: str) -> UserError:
+def _not_admitted(why: str) -> UserError:
     fix = "give the agent the controller's own token file, and the address that it listens on for agents"
     return UserError("a controller must let its agents in", why, fix)
 
 
 class Agent:
-    """Serves one controller over ``link`` with workers of ``launcher``.
+    """Serves one controller at a time with the workers of one machine.
 
-    ``logs``: a folder for logs of runs whose own folder is not on this machine, and for their checkpoints until they
-    are with the controller. ``leaving``: whether this machine is to
-    be given up, and in how many seconds: asked again and again, as ``notices`` are. ``again``: goes to the controller
-    after this one with so many workers that were kept, as ``join`` does; ``moves``: the file by which workers find it,
-    too (``ControllerLocator``). ``notify``: is called, from any thread, with a
-    line that whoever looks after this machine should see.
+    Args:
+        link: The connection to the first controller.
+        launcher: Starts and ends the workers.
+        logs: A folder for the logs of runs whose folder is not on this machine, and for their checkpoints until the
+            controller has them.
+        notices: Sources of notices that the machine will be taken away; the agent polls them.
+        leaving: Returns in how many seconds this machine must be free, or None; the agent polls it.
+        again: Connects to the next controller, as ``join`` does. Its argument is the number of workers that were kept.
+        moves: The file by which workers find the next controller (``ControllerLocator``).
+        notify: Called, from any thread, with a line for the person who looks after this machine.
     """
 
     def __init__(
@@ -216,16 +225,19 @@ class Agent:
         self._workers: dict[int, Bootstrap] = {}
         self._key_of: dict[Bootstrap, int] = {}
         self._pids: dict[int, int] = {}
-        self._unreported: dict[int, tuple[Bootstrap, WorkerEnded]] = {}  # ends that no controller has been sent
+        self._unreported: dict[int, tuple[Bootstrap, WorkerEnded]] = {}  # ends that were sent to no controller
         self._files = PendingExits(logs, notify)
         self._again, self._moves, self._notify = again, moves, notify
-        self._received_at = time.monotonic()
+        self._heard_at = time.monotonic()
         self._next_beat = 0.0
         self._go_by: float | None = None
         self._goes_why = ""
 
     def serve(self) -> str:
-        """Until the controller needs this agent no more ("") or is gone (why). Its workers have ended then."""
+        """Serve until the end, and return why it ended: "" if the controller said so, else why the controller is gone.
+
+        No worker is left then.
+        """
         try:
             while True:
                 why = self._hold()
@@ -237,23 +249,23 @@ class Agent:
             self._link.socket.close()
 
     def _hold(self) -> str:
-        """Serve this controller: why it is gone; "" where nothing more is wanted here."""
+        """Serve this controller. Return why it is gone; "" if it needs this agent no more."""
         try:
             self._files.use(self._link.socket.getpeername()[0], self._link.welcome.files_port, self._link.token)
             for line in self._link.early:
-                if self._heed(line):
+                if self._obey(line):
                     return ""
             while True:
-                if self._round() or self._gone():
+                if self._serve_once() or self._gone():
                     return ""
         except (OSError, ValueError, ProtocolError) as error:
             return str(error) or type(error).__name__
 
     def _find_next(self, why: str) -> bool:
-        """This controller is gone (``why``): keep the workers and find the next one; where none comes in time they end
-        by themselves.
+        """Keep the workers and look for the next controller, because this one is gone (``why``).
 
-        Where this machine is to go they have until then: none of them can leave its run without a controller.
+        If none comes in time, the workers end by themselves. If this machine will be taken away, they have until then:
+        no worker can leave its run without a controller.
         """
         self._link.socket.close()
         grace_s = self._link.welcome.grace_s
@@ -264,7 +276,7 @@ class Agent:
             self._look()
             try:
                 self._link = self._again(len(self._workers) + len(self._unreported))
-                self._report_workers()
+                self._report_all()
             except (OSError, UserError):
                 time.sleep(AGAIN_S)
             else:
@@ -278,16 +290,15 @@ class Agent:
         return False
 
     def _may_stay(self, until: float) -> bool:
-        """Whether there is time left, without a controller, ``until`` then or until this machine goes."""
+        """Whether there is time left without a controller: ``until`` then, or until this machine is taken away."""
         if self._go_by is None and (notice := self._notice()) is not None:
             self._goes(notice)
         if self._go_by is None:
             return time.monotonic() < until
         return bool(self._workers or self._unreported) and time.monotonic() < min(until, self._go_by)
 
-    def _report_workers(self) -> None:
-        """Tell a controller that knows nothing of them which workers are here, which have ended, and what is known of
-        this machine's own end."""
+    def _report_all(self) -> None:
+        """Report all workers, their ends and a notice about this machine to a new controller."""
         for key, worker in self._workers.items():
             self._send(WorkerKept(key, _public(worker), self._pids.get(key)))
         for key, (worker, end) in list(self._unreported.items()):
@@ -298,21 +309,21 @@ class Agent:
             self._send(PreemptionNoticed(max(0.0, self._go_by - time.monotonic()), self._goes_why))
 
     def _look(self) -> None:
-        """Note the events of workers while there is no controller."""
+        """Note the events of workers while the agent has no controller."""
         for event in self._launcher.poll():
             if event.bootstrap in self._key_of:
                 self._note(event)
-                if isinstance(event, ProcessEnded):  # should nobody come, nobody else would ever say so
+                if isinstance(event, ProcessEnded):  # if no controller comes, nothing else reports it
                     how = f"code {event.code}" if event.code is not None else event.why
                     self._notify(f"worker {event.bootstrap.worker} has ended without a controller: {how}")
 
     @property
     def leaves(self) -> bool:
-        """Whether this machine is given up."""
+        """Whether this machine will be taken away."""
         return self._go_by is not None
 
-    def _round(self) -> bool:
-        """Hear and tell; True at the controller's farewell."""
+    def _serve_once(self) -> bool:
+        """Receive and report once. Return whether the controller needs this agent no more."""
         poll = select.poll()
         poll.register(self._link.socket, select.POLLIN)
         descriptor = self._launcher.fileno()
@@ -322,16 +333,16 @@ class Agent:
         ready = [number for number, _ in poll.poll(wait_s * 1000)]
         for event in self._launcher.poll():
             if not self._files.holds(event):
-                self._report_event(event)
+                self._report(event)
         for event in self._files.released():
-            self._report_event(event)
+            self._report(event)
         if self._link.socket.fileno() in ready:
             data = self._link.socket.recv(READ_BYTES)
             if not data:
                 raise ConnectionError("the controller closed the connection")
             self._received_at = time.monotonic()
             for line in self._link.lines.feed(data):
-                if self._heed(line):
+                if self._obey(line):
                     return True
         if time.monotonic() > self._received_at + self._link.welcome.silence_s:
             raise ConnectionError(f"the controller has been silent for {self._link.welcome.silence_s:g} s")
@@ -339,10 +350,10 @@ class Agent:
             self._beat()
         return False
 
-    def _heed(self, line: bytes) -> bool:
-        match messages.decode_from_controller(line):
-            case StartWorker() as wanted:
-                self._start(wanted)
+    def _obey(self, line: bytes) -> bool:
+        match messages.FROM_CONTROLLER.decode(line):
+            case StartWorker() as order:
+                self._start(order)
             case EndWorker(key=key, why=why) if key in self._workers:
                 self._launcher.end([self._workers[key]], why)
             case HostFactsRequest() as request:
@@ -355,23 +366,23 @@ class Agent:
                 return True
         return False
 
-    def _start(self, wanted: StartWorker) -> None:
-        bootstrap, run = wanted.bootstrap, run_of(wanted.bootstrap)
+    def _start(self, order: StartWorker) -> None:
+        bootstrap, run = order.bootstrap, run_of(order.bootstrap)
         token, spool = derived(self._link.token, bootstrap.token), self._files.spool_of(run)
         worker = replace(bootstrap, token=token, spool=spool, moves=self._moves)
-        self._workers[wanted.key], self._key_of[worker] = worker, wanted.key
-        shared = Path(wanted.logs)
+        self._workers[order.key], self._key_of[worker] = worker, order.key
+        shared = Path(order.logs)
         logs = self._logs / shared.parent.name if worker.spool or not shared.parent.is_dir() else shared
         try:
             self._files.begin(run)
-            self._launcher.start([worker], Needs(wanted.device, logs))
+            self._launcher.start([worker], Needs(order.device, logs))
         except (UserError, OSError) as error:
             for event in self._launcher.poll():
-                self._report_event(event)
-            if wanted.key in self._workers:
-                self._report_event(ProcessEnded(worker, None, "", f"it could not be started: {error}"))
+                self._report(event)
+            if order.key in self._workers:
+                self._report(ProcessEnded(worker, None, "", f"it could not be started: {error}"))
 
-    def _report_event(self, event: ProcessEvent) -> None:
+    def _report(self, event: ProcessEvent) -> None:
         if event.bootstrap not in self._key_of:
             return
         key = self._note(event)
@@ -383,7 +394,7 @@ class Agent:
                 del self._unreported[key]
 
     def _note(self, event: ProcessEvent) -> int:
-        """Keep ``event``, of a worker here; the worker's key."""
+        """Note ``event`` of a worker of this agent. Return the worker's key."""
         key = self._key_of[event.bootstrap]
         match event:
             case ProcessStarted(pid=pid):
@@ -407,7 +418,7 @@ class Agent:
         self._send(AgentBeat(sights))
 
     def _gone(self) -> bool:
-        """Whether this machine is given up, and nothing is left on it, or it is time."""
+        """Whether this machine will be taken away and either has no worker left or has no time left."""
         if self._go_by is None and (notice := self._notice()) is not None:
             self._goes(notice)
             self._send(notice)
@@ -425,10 +436,10 @@ class Agent:
         return None
 
     def _send(self, message: messages.AgentMessage) -> None:
-        self._link.socket.sendall(messages.encode(message))
+        self._link.socket.sendall(messages.FROM_AGENT.encode(message))
 
     def _end_all(self) -> None:
-        """None is left here, and the controller, where it still listens, has heard how each ended."""
+        """End all workers, and report each end to the controller if it still listens."""
         self._launcher.end(list(self._key_of), "its agent ended")
         held: list[ProcessEvent] = list(self._files.given_up())
         while self._workers:
@@ -436,20 +447,24 @@ class Agent:
             select.select([descriptor] if descriptor is not None else [], [], [], 0.05)
             for event in (*held, *self._launcher.poll()):
                 try:
-                    self._report_event(event)
-                except OSError:  # the controller has gone: its workers are forgotten all the same
+                    self._report(event)
+                except OSError:  # the controller is gone; its workers have ended nevertheless
                     continue
 
 
 def _public(worker: Bootstrap) -> Bootstrap:
-    """As it crosses a network: with the salt of its token alone."""
+    """``worker`` as it crosses a network: the salt in place of its token, and no paths of this machine."""
     return replace(worker, token=run_of(worker), spool="", moves="")
 
 
 def hello_of(
     versions: Mapping[str, str], host: str, workers: int, host_kind: str = ON_DEMAND, label: str = ""
 ) -> AgentHello:
-    """What an agent begins with. Raises ``UserError`` for what no agent may say."""
+    """Return an agent's first message.
+
+    Raises:
+        UserError: For a value that the message may not have.
+    """
     try:
         return AgentHello(dict(versions), host, workers, host_kind, label=label)  # type: ignore[arg-type]  # it checks
     except ValueError:

@@ -18,16 +18,19 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write
 from elastune.elastic.wire.transport import MARK, fingerprint, fingerprint_of, server_context
 
-# The controller's certificate is self-signed. Agents know it by its SHA-256, which is a part of their token.
-
 NAME = "elastune"
-YEARS = 10  # nobody looks at it: agents know one certificate, for as long as they have its token
+YEARS = 10  # not checked: agents accept one certificate for as long as they have its token
 
 
 def make_certificate(path: Path) -> bytes:
-    """A new key and its certificate in the new file ``path``, for its owner alone; the certificate in DER.
+    """Write a new key and its certificate into the new file ``path``, which its owner alone can read.
 
-    Raises ``UserError`` where what makes them is not installed, ``OSError`` where the file cannot be written.
+    Returns:
+        The certificate in DER form.
+
+    Raises:
+        UserError: If the package that makes them is not installed, or the file exists.
+        OSError: If the file cannot be written.
     """
     try:
         from cryptography import x509
@@ -45,13 +48,10 @@ def make_certificate(path: Path) -> bytes:
     builder = builder.not_valid_before(now).not_valid_after(now + datetime.timedelta(days=365 * YEARS))
     certificate = builder.sign(key, hashes.SHA256())
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    words = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain) + certificate.public_bytes(pem)
-    atomic_write(path, words, mode=0o600)
+    content = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain) + certificate.public_bytes(pem)
+    atomic_write(path, content, mode=0o600)
     return certificate.public_bytes(serialization.Encoding.DER)
 
-
-# Agents and controller share a secret, in a file that only its owner can read. With ``--tls`` the token names the
-# controller's certificate, which is, with its key, beside the controller's token file.
 
 BYTES, LIMIT_BYTES = 32, 4096
 SHORTEST = 16  # characters
@@ -59,15 +59,22 @@ SHORTEST = 16  # characters
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a controller listens with. ``tls``: the certificate that ``token`` names, if it does."""
+    """The secret with which a controller listens. ``tls``: the certificate that ``token`` names, if it names one."""
 
     token: str = field(repr=False)
     tls: ssl.SSLContext | None = None
 
 
 def credentials(path: Path, *, tls: bool = False) -> Credentials:
-    """Those of the token file ``path``, made where there is none. ``tls``: its connections must be encrypted; they are
-    also where a file that is there says so. Raises ``UserError``."""
+    """Read the credentials from the token file ``path``, or make them if the file does not exist.
+
+    Args:
+        path: The token file.
+        tls: Whether connections must be encrypted. They are also encrypted if an existing file names a certificate.
+
+    Raises:
+        UserError: If the file or its certificate is not right.
+    """
     token = read_token(path) if os.path.lexists(path) else make_token(path, tls=tls)
     wanted = fingerprint_of(token)
     if not wanted:
@@ -89,14 +96,14 @@ def credentials(path: Path, *, tls: bool = False) -> Credentials:
 
 
 def certificate_path(path: Path) -> Path:
-    """Of the certificate, and its key, of the token file ``path``."""
+    """The file with the certificate, and its key, of the token file ``path``."""
     return path.with_name(f"{path.name}.pem")
 
 
 def make_token(path: Path, *, tls: bool = False) -> str:
-    """A new token in a new file ``path``. Raises ``UserError`` where there is one or none can be made."""
+    """Write a new token into the new file ``path``. Raises ``UserError`` if it exists or cannot be written."""
     if os.path.lexists(path):
-        raise UserError("a new token needs a new file", path, "use the one that is there, or remove it")
+        raise UserError("a new token needs a new file", path, "use the existing file, or remove it")
     token = secrets.token_urlsafe(BYTES)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +116,7 @@ def make_token(path: Path, *, tls: bool = False) -> str:
 
 
 def read_token(path: Path) -> str:
-    """The token in ``path``. Raises ``UserError`` where it holds none, or others may read it."""
+    """Return the token in ``path``. Raises ``UserError`` if it holds none, or others may read it."""
     try:
         text = _read_private(path)
     except OSError as error:
@@ -123,7 +130,7 @@ def read_token(path: Path) -> str:
 
 
 def _read_private(path: Path) -> bytes:
-    """What ``path`` holds. Raises ``OSError``, and ``UserError`` where others than its owner may read it."""
+    """Return the content of ``path``. Raises ``OSError``, and ``UserError`` if others than its owner may read it."""
     with path.open("rb") as file:
         mode, text = os.fstat(file.fileno()).st_mode, file.read(LIMIT_BYTES)
     if stat.S_IMODE(mode) & 0o077:
@@ -133,5 +140,5 @@ def _read_private(path: Path) -> bytes:
 
 
 def _certificate_in(text: bytes) -> str:
-    """The certificate in a file that holds its key, too."""
+    """Return the certificate in ``text``, which holds its key, too."""
     return text[text.find(ssl.PEM_HEADER.encode()) :].decode("ascii")

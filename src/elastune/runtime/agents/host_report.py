@@ -1,7 +1,7 @@
 """The facts about a host that its agent reports, and whether a run can use the host.
 
-A controller places a marker file in the folder of the run. A host that can read it shares that folder; a host that
-cannot has a folder of its own and sends its files. The next controller finds which of both it was.
+A controller places a marker file in the folder of the run. A host that can read the file shares that folder. Any other
+host has a folder of its own and sends its files. The controller notes which of both holds, for the next controller.
 """
 
 from __future__ import annotations
@@ -20,49 +20,51 @@ from elastune.parallel.comm.sockets import address_of
 from elastune.runtime.agents.messages import FolderProbeRequest, FolderProbeResult, HostFacts, HostFactsRequest
 from elastune.runtime.placement import devices
 
-LOCAL = ".own-folders"  # in the folder of a run whose hosts push their files
-DIGITS = 32  # of a mark's text; its name has the first eight of them
-_MARK = re.compile(r"\.elastune-([0-9a-f]{8})")
+LOCAL = ".own-folders"  # in the folder of a run whose hosts send their files
+DIGITS = 32  # of a marker's text; its name has the first eight of them
+_MARKER = re.compile(r"\.elastune-([0-9a-f]{8})")
 
 
 @dataclass(frozen=True)
 class FolderMarker:
-    """The file ``path``, which holds ``text`` where it is the controller's own."""
+    """A file by which a host recognises the folder of a run: ``path`` holds the random ``text``."""
 
     path: Path
     text: str
 
     def remove(self) -> None:
-        """Idempotent."""
+        """Remove the file. Idempotent."""
         with suppress(OSError):  # a hidden file of 32 bytes is no reason to fail
             self.path.unlink(missing_ok=True)
 
 
 def place_marker(folder: Path) -> FolderMarker:
-    """Write a file with a random text into ``folder``. Raises ``UserError``."""
+    """Write a marker into ``folder``. Raises ``UserError`` if that fails."""
     text = secrets.token_hex(DIGITS // 2)
-    mark = FolderMarker(folder.resolve() / f".elastune-{text[:8]}", text)
+    marker = FolderMarker(folder.resolve() / f".elastune-{text[:8]}", text)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        mark.path.write_text(text)
+        marker.path.write_text(text)
     except OSError as error:
         rule = "the output folder must be writable"
         raise UserError(rule, f"{folder}: {error.strerror}", "choose another folder") from None
-    return mark
+    return marker
 
 
-def remove_stale_markers(folder: Path, kept: FolderMarker | None) -> None:
-    """Remove the marks in ``folder`` of controllers that were killed: every one but ``kept``, and no other file.
+def remove_stale_markers(folder: Path, current: FolderMarker | None) -> None:
+    """Remove the markers in ``folder`` of controllers that were killed: all but ``current``, and no other file.
 
-    For whoever has the run in ``folder``: nobody else may want marks there.
+    Only the controller that has the run in ``folder`` may call this.
     """
     for path in folder.resolve().glob(".elastune-*"):
-        if (kept is None or path != kept.path) and (match := _MARK.fullmatch(path.name)) and _is_mark(path, match[1]):
+        if current is not None and path == current.path:
+            continue
+        if (name := _MARKER.fullmatch(path.name)) and _is_marker(path, name[1]):
             FolderMarker(path, "").remove()
 
 
-def _is_mark(path: Path, begins: str) -> bool:
-    """Whether ``place_marker`` has written the file, in whole or, if it was killed meanwhile, in part."""
+def _is_marker(path: Path, begins: str) -> bool:
+    """Whether ``place_marker`` has written the file: all of it, or a part if its process was killed meanwhile."""
     try:
         about = path.lstat()
         if not stat.S_ISREG(about.st_mode) or about.st_size > DIGITS:
@@ -74,7 +76,7 @@ def _is_mark(path: Path, begins: str) -> bool:
 
 
 def write_folder_mode(folder: Path, *, local: bool) -> None:
-    """For the next controller: whether hosts push the files of the run in ``folder``. Raises ``UserError``."""
+    """Note in ``folder`` whether hosts send the files of its run, for the next controller. Raises ``UserError``."""
     try:
         if local:
             folder.mkdir(parents=True, exist_ok=True)
@@ -87,24 +89,24 @@ def write_folder_mode(folder: Path, *, local: bool) -> None:
 
 
 def had_local_folders(folder: Path) -> bool:
-    """Whether the controller before had hosts push the files of the run in ``folder``."""
+    """Whether hosts sent the files of the run in ``folder`` to the earlier controller."""
     return (folder / LOCAL).is_file()
 
 
-MOST_SKEW_S = 5.0  # beyond it the times of logs, certificates and leases of clouds mean something else elsewhere
+MOST_SKEW_S = 5.0  # beyond it, times in logs, certificates and leases of clouds contradict each other
 
 
 def facts(request: HostFactsRequest) -> HostFacts:
-    """This machine's, for its agent to tell."""
+    """The properties of this machine."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
     return HostFacts(list(devices()), interface, time.time(), _sees(request.path, request.text))
 
 
 def probe_folder(request: FolderProbeRequest) -> FolderProbeResult:
-    """What this machine sees, for its agent to tell; quickly."""
+    """Whether this machine sees the file of ``request``, and which addresses its workers have. Quick."""
     try:
         address = address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""))
-    except UserError:  # it has gone, or nobody has chosen one
+    except UserError:  # the interface is gone, or none was chosen
         return FolderProbeResult(_sees(request.path, request.text))
     return FolderProbeResult(_sees(request.path, request.text), 6 if ":" in address else 4)
 
@@ -115,15 +117,22 @@ def _sees(path: str, text: str) -> bool | None:
     try:
         with Path(path).open("rb") as file:
             return file.read(len(text) + 1) == text.encode()
-    except (OSError, ValueError):  # a path with a zero in it is a ValueError
+    except (OSError, ValueError):  # a path with a zero byte raises ValueError
         return False
 
 
 @dataclass(frozen=True)
 class HostReport:
-    """A host as its controller sees it. ``skew_s``: its clock is so far ahead, give or take ``skew_error_s``.
+    """What a controller knows about a host, for ``elastune doctor``.
 
-    ``facts``: None where it has not answered; ``refused``: why it was not let in.
+    Attributes:
+        host: The host's name.
+        workers: The number of workers that it has room for.
+        versions: The versions of the packages that must be equal everywhere.
+        facts: The facts that its agent reported; None: the agent has not answered.
+        skew_s: How far its clock is ahead of the controller's.
+        skew_error_s: The largest error of ``skew_s``.
+        refused: Why the controller did not admit it; "": the controller did.
     """
 
     host: str
@@ -136,7 +145,7 @@ class HostReport:
 
     @property
     def unfit(self) -> str:
-        """Why a run cannot use it; "" where it can."""
+        """Why a run cannot use this host; "" if it can."""
         if self.refused:
             return self.refused
         if self.facts is None:
@@ -149,7 +158,7 @@ class HostReport:
 
     @property
     def line(self) -> str:
-        """All of it in one line."""
+        """The report in one line."""
         if self.facts is None:
             return f"host {self.host}: unfit: {self.unfit}"
         folder = {None: "output folder not asked about", True: "output folder shared", False: "output folder not there"}

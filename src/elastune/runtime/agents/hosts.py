@@ -23,16 +23,32 @@ from elastune.runtime.agents.messages import (
 )
 from elastune.runtime.launcher import Bootstrap
 
-LOOKS = 3
+PROBES = 3
 
 
 @dataclass
 class AgentHost:
-    """One that was let in. ``workers``: those that it has, by key, and ``unnamed``: so many more that it kept from a
-    controller before; ``notice``: it will go, and gets no more; ``kind``: of its machine (``core.cost.KINDS``);
-    ``label``: what whoever started it calls it. ``looks``: how often it was asked to look for the run's folder, and
-    what it ``probe_result`` last; ``lacks_folder``: it does not see that; ``mixes``: its address is of another kind
-    than others'."""
+    """A host whose agent the controller has admitted: its workers, and whether it may get more.
+
+    Attributes:
+        host: The host's name.
+        room: The number of workers that it has room for.
+        connection: The connection to its agent.
+        heard_at: When the agent sent its last message.
+        workers: Its workers, by key.
+        kind: The kind of machine (``core.cost.KINDS``).
+        sights: The last state of each worker, by key.
+        notice: The notice that the host will be taken away. It gets no more workers then.
+        probed_s: When the controller asked for the host's facts.
+        report: The host's facts, once they are known.
+        unnamed: The number of workers that it kept from an earlier controller and has not named yet.
+        label: The name that the process which started the agent uses for it.
+        probes: How often the agent was asked to look for the run's folder.
+        probe_result: The agent's last answer.
+        probes_again: Whether the agent has to look again, because the file may appear late.
+        lacks_folder: Whether it does not see the folder.
+        mixes: Whether its address is of another kind than those of the other hosts.
+    """
 
     host: str
     room: int
@@ -46,56 +62,66 @@ class AgentHost:
     report: HostReport | None = None
     unnamed: int = 0
     label: str = ""
-    looks: int = 0
+    probes: int = 0
     probe_result: FolderProbeResult | None = None
-    looks_again: bool = False
+    probes_again: bool = False
     lacks_folder: bool = False
     mixes: bool = False
 
     @classmethod
     def greeted(cls, hello: AgentHello, connection: Connection, now: float) -> AgentHost:
-        """One that begins with ``hello`` at the time ``now``."""
+        """The host of an agent that sent ``hello`` at the time ``now``."""
         kept, label = hello.kept, hello.label
         return cls(hello.host, hello.workers, connection, now, kind=hello.host_kind, unnamed=kept, label=label)
 
     @property
     def usable(self) -> bool:
-        """Whether it may get workers, as far as it is known."""
-        return not (self.notice or self.lacks_folder or self.mixes or (self.looks and self.probe_result is None))
+        """Whether it may get workers, as far as the controller knows."""
+        return not (self.notice or self.lacks_folder or self.mixes or (self.probes and self.probe_result is None))
 
     def start_probe(self) -> None:
-        """Until it answers it gets no workers."""
-        self.looks += 1
-        self.probe_result, self.looks_again, self.lacks_folder, self.mixes = None, False, False, False
+        """Give it no workers until it has answered."""
+        self.probes += 1
+        self.probe_result, self.probes_again, self.lacks_folder, self.mixes = None, False, False, False
 
     def set_probe_result(self, result: FolderProbeResult, others: Collection[int]) -> None:
-        """It sees what is ``result``. ``others``: the kinds of address (4, 6; 0 is not known) of usable hosts.
+        """Take in the agent's answer.
 
-        The folder of a network may show a new file late: it is to look again before it counts as blind.
+        A network file system may show a new file late. So the agent probes several times before it counts as one that
+        does not see the folder.
+
+        Args:
+            result: The answer.
+            others: The versions of the addresses of usable hosts: 4, 6, or 0 for unknown.
         """
-        kinds = set(others) - {0}
-        self.looks_again = result.sees is False and self.looks < LOOKS
-        if not self.looks_again:
+        versions = set(others) - {0}
+        self.probes_again = result.sees is False and self.probes < PROBES
+        if not self.probes_again:
             self.probe_result, self.lacks_folder = result, result.sees is False
-            self.mixes = bool(result.ip and kinds) and result.ip not in kinds
+            self.mixes = bool(result.ip and versions) and result.ip not in versions
 
     @property
     def free(self) -> int:
-        """The room that is left."""
+        """The number of workers that it could start now."""
         return max(0, self.room - len(self.workers) - self.unnamed) if self.usable else 0
 
 
 def as_kept(worker: Bootstrap, host: str, token: str) -> Bootstrap:
-    """A worker of the controller before, as its agent names it, for this one at ``host``, whose agents have ``token``:
-    its run's coordinator listens there by now, too."""
+    """Return ``worker``, which was started for an earlier controller, as this controller at ``host`` names it.
+
+    The coordinator of its run listens at ``host`` now, too. ``token``: the token of this controller's agents.
+    """
     return replace(worker, coordinator=at_host(worker.coordinator, host), token=derived(token, worker.token))
 
 
-# An agent may get workers if it sees the run's folder and its workers can connect to those of the other agents.
-
-
 class FolderProbe:
-    """Of ``agents``, by their numbers. ``ask`` sends one of them a message, ``notify`` takes a line for the user."""
+    """Asks agents whether they see the run's folder and how their workers reach others. Until then they get no workers.
+
+    Args:
+        agents: All agents, by their numbers.
+        ask: Sends a message to one of them.
+        say: Called with a line for the user.
+    """
 
     def __init__(
         self,
@@ -104,30 +130,30 @@ class FolderProbe:
         notify: Callable[[str], None],
     ) -> None:
         self._agents, self._ask, self._notify = agents, ask, notify
-        self._wanted: FolderProbeRequest | None = None
-        self._strangers: list[str] = []
+        self._request: FolderProbeRequest | None = None
+        self._without_folder: list[str] = []
 
     def begin(self, path: str, text: str) -> None:
-        """All are asked from now on, those that are there too, whether the file ``path`` ("": none) holds ``text``."""
-        self._wanted = FolderProbeRequest(path, text)
+        """Ask all agents, present and later, whether the file ``path`` ("": none) holds ``text``."""
+        self._request = FolderProbeRequest(path, text)
         for number, agent in self._agents.items():
-            agent.looks = 0
+            agent.probes = 0
             self.greet(number)
 
     def greet(self, number: int) -> None:
-        """Ask this one, if any is asked."""
-        if self._wanted is not None:
+        """Ask this agent, once ``begin`` was called."""
+        if self._request is not None:
             self._agents[number].start_probe()
-            self._ask(number, self._wanted)
+            self._ask(number, self._request)
 
     def again(self) -> None:
-        """Ask those that may see it by now."""
-        for number in [number for number, agent in self._agents.items() if agent.looks_again]:
+        """Ask the agents again that may see the file by now."""
+        for number in [number for number, agent in self._agents.items() if agent.probes_again]:
             self.greet(number)
 
     def record_answer(self, agent: AgentHost, result: FolderProbeResult) -> None:
-        """An answer; what nobody has asked for is no answer."""
-        if not agent.looks:
+        """Take in the answer of ``agent``. Ignore it if the agent was not asked."""
+        if not agent.probes:
             return
         others = {
             other.probe_result.ip for other in self._agents.values() if other.usable and other.probe_result is not None
@@ -137,19 +163,26 @@ class FolderProbe:
             has = f"its interface has IPv{result.ip}, those of the other hosts have not"
             self._notify(f"host {agent.host} gets no workers: {has}; choose another one there by --interface")
         elif agent.lacks_folder:
-            self._strangers.append(agent.host)
+            self._without_folder.append(agent.host)
 
     def hosts_without_folder(self) -> list[str]:
-        """Hosts that do not see the file, each once."""
-        hosts, self._strangers = self._strangers, []
+        """The hosts that do not see the file, since the last call."""
+        hosts, self._without_folder = self._without_folder, []
         return hosts
 
 
-def pack(free: Mapping[int, int], count: int, used: Mapping[int, int] | None = None) -> list[int]:
-    """The agent of each of ``count`` workers, host by host, on as few hosts as it takes.
+def pack(free: Mapping[int, int], count: int, workers_of: Mapping[int, int] | None = None) -> list[int]:
+    """Return the agent of each of ``count`` workers, host by host, on as few hosts as possible.
 
-    ``free``: the room of each agent; ``used``: how many of the run's workers an agent has. Agents that have some come
-    first; then the smallest that takes all the rest, else the largest. Raises ``ValueError`` where there is no room.
+    Agents that already have workers of the run come first; then the smallest that takes all others, else the largest.
+
+    Args:
+        free: The room of each agent.
+        count: The number of workers.
+        workers_of: The number of the run's workers that each agent has.
+
+    Raises:
+        ValueError: If the room does not suffice.
     """
     if count > sum(free.values()):
         raise ValueError(f"{count} workers, room for {sum(free.values())}")
@@ -157,17 +190,17 @@ def pack(free: Mapping[int, int], count: int, used: Mapping[int, int] | None = N
     chosen: list[int] = []
     while len(chosen) < count:
         rest = count - len(chosen)
-        ours = {agent: room for agent, room in left.items() if used and used.get(agent)} or left
-        enough = [agent for agent in ours if ours[agent] >= rest]
-        agent = min(enough, key=lambda agent: ours[agent]) if enough else max(ours, key=lambda agent: ours[agent])
+        first = {agent: room for agent, room in left.items() if workers_of and workers_of.get(agent)} or left
+        enough = [agent for agent in first if first[agent] >= rest]
+        agent = min(enough, key=lambda agent: first[agent]) if enough else max(first, key=lambda agent: first[agent])
         chosen += [agent] * min(rest, left.pop(agent))
     return chosen
 
 
 def spread(free: Mapping[int, int], count: int) -> list[int]:
-    """The agent of each of ``count`` workers, host by host, on as many hosts as possible and evenly.
+    """Return the agent of each of ``count`` workers, host by host, evenly on as many hosts as possible.
 
-    ``free``: the room of each agent. Raises ``ValueError`` where there is no room.
+    ``free``: the room of each agent. Raises ``ValueError`` if it does not suffice.
     """
     if count > sum(free.values()):
         raise ValueError(f"{count} workers, room for {sum(free.values())}")
@@ -178,31 +211,34 @@ def spread(free: Mapping[int, int], count: int) -> list[int]:
 
 
 class AgentRoom:
-    """The room of ``agents``, by their numbers. Whoever changes an agent or its workers says so by ``changed``."""
+    """The room of all agents, and which agent gets a worker.
+
+    A change of an agent or of its workers must be followed by a call of ``changed``. ``agents``: by their numbers.
+    """
 
     def __init__(self, agents: Mapping[int, AgentHost]) -> None:
         self._agents = agents
-        self._free_now: int | None = None  # until something of it changes
+        self._free_now: int | None = None  # None after a change
         self._most_on_demand: int | None = None
-        self._going: set[Bootstrap] = set()  # on-demand workers that were asked to leave
+        self._leaving: set[Bootstrap] = set()  # on-demand workers that were asked to leave
 
     def changed(self) -> None:
-        """Agents, or their workers, are not those that they were."""
+        """Note that agents or their workers have changed."""
         self._free_now = None
 
     def ended(self, worker: Bootstrap) -> None:
-        """This one uses no room any more."""
-        self._going.discard(worker)
+        """Note that ``worker`` needs no more room."""
+        self._leaving.discard(worker)
 
     @property
     def by_kind(self) -> dict[str, int]:
-        """Room for so many workers, used or not, by kind of host; without hosts that will go."""
+        """The room of hosts that stay, used or free, by kind of host."""
         staying = [agent for agent in self._agents.values() if agent.usable]
         return {kind: sum(agent.room for agent in staying if agent.kind == kind) for kind in KINDS}
 
     @property
     def by_host(self) -> tuple[int, ...]:
-        """Room for so many workers on each host that stays, used or not, the largest first."""
+        """The room of each host that stays, used or free, the largest first."""
         rooms: dict[str, int] = {}
         for agent in self._agents.values():
             if agent.usable:
@@ -211,30 +247,33 @@ class AgentRoom:
 
     @property
     def free(self) -> int:
-        """Workers that could be started now."""
+        """The number of workers that could be started now."""
         if self._free_now is None:
             self._free_now = sum(self._free().values())
         return self._free_now
 
     @property
     def on_demand(self) -> int:
-        """Workers on on-demand hosts that are to stay."""
+        """The number of workers on on-demand hosts that are to stay."""
         return len(self._on_demand())
 
     def bound_on_demand(self, most: int | None) -> list[Bootstrap]:
-        """At most so many workers may be on on-demand hosts; None: as many as there is room for.
+        """Allow at most so many workers on on-demand hosts; None: as many as they have room for.
 
-        Returns those beyond, which are to leave.
+        Returns:
+            The workers beyond that number, which are to leave.
         """
         self._most_on_demand = most
         self.changed()
         surplus = [] if most is None else self._on_demand()[most:]
-        self._going.update(surplus)
+        self._leaving.update(surplus)
         return surplus
 
     def places(self, workers: Sequence[Bootstrap], *, apart: bool) -> list[int]:
-        """The agent of each of ``workers``, for which there is room: beside those of their runs, or, if they are to be
-        ``apart``, on as many hosts as possible. Spot hosts come first."""
+        """Return the agent of each of ``workers``, for which the room must suffice. Spot hosts come first.
+
+        Workers get hosts that have workers of the same run or, if ``apart``, as many hosts as possible.
+        """
         if apart:
             return spread(self._free(), len(workers))
         runs = {worker.coordinator for worker in workers}
@@ -244,13 +283,13 @@ class AgentRoom:
         return pack(spot, cheap, workers_of) + pack(self._free([ON_DEMAND]), len(workers) - cheap, workers_of)
 
     def _on_demand(self) -> list[Bootstrap]:
-        """The oldest first."""
+        """The workers on on-demand hosts that are to stay, the oldest first."""
         hosts = (agent for agent in self._agents.values() if agent.kind == ON_DEMAND)
         keyed = dict(pair for agent in hosts for pair in agent.workers.items())
-        return [keyed[key] for key in sorted(keyed) if keyed[key] not in self._going]
+        return [keyed[key] for key in sorted(keyed) if keyed[key] not in self._leaving]
 
     def _free(self, kinds: Sequence[str] = KINDS) -> dict[int, int]:
-        """The room of each agent that may be used now."""
+        """The free room of each agent whose host is of these kinds."""
         free = {n: agent.free for n, agent in self._agents.items() if agent.kind in kinds}
         if self._most_on_demand is None:
             return free

@@ -2,7 +2,7 @@
 
 Agents come and go at any time. A new agent is room for its workers; a lost agent is the loss of all its workers.
 A command that has the token but does not see the folder of a run asks the same listener (``find_run``). The answer
-is the address of the run's coordinator and the salt of its token; the token itself does not cross the network.
+is the address of the run's coordinator and the salt of its token. The token itself does not cross the network.
 """
 
 from __future__ import annotations
@@ -53,17 +53,19 @@ from elastune.runtime.launcher import (
     ProcessStarted,
 )
 
-# A command that has the token of a cluster, but does not see the run's folder, may ask for the run's coordinator. The
-# answer holds the coordinator's address and the salt of its token; the token itself does not cross the network.
-
 RULE = "the run must be one of that controller's"
 MOST_NAMED = 8
 
 
 def answer(request: RunAsked, runs: Mapping[Path, Contact]) -> RunFound | AgentRefused:
-    """Which of ``runs``, by their folders, is asked for: a whole path, or the last parts of one that no other has."""
-    wanted = PurePath(request.out)
-    matches = [out for out in runs if out == wanted or (not wanted.is_absolute() and _ends(out, wanted))]
+    """Return the coordinator of the requested run.
+
+    Args:
+        request: Names a run's folder, by its whole path or by its last parts if no other folder ends with them.
+        runs: All runs, by their folders.
+    """
+    name = PurePath(request.out)
+    matches = [out for out in runs if out == name or (not name.is_absolute() and _ends(out, name))]
     if len(matches) == 1:
         contact = runs[matches[0]]
         return RunFound(contact.address, contact.token[:SALT_DIGITS])
@@ -71,22 +73,31 @@ def answer(request: RunAsked, runs: Mapping[Path, Contact]) -> RunFound | AgentR
     return AgentRefused(f"{request.out} may be each of {named}" if matches else f"{request.out}; it has {named}")
 
 
-def _ends(out: PurePath, wanted: PurePath) -> bool:
-    count = len(wanted.parts)
-    return out.parts[len(out.parts) - count :] == wanted.parts
+def _ends(out: PurePath, name: PurePath) -> bool:
+    count = len(name.parts)
+    return out.parts[len(out.parts) - count :] == name.parts
 
 
 def find_run(address: str, token: str, out: Path) -> Contact:
-    """How to reach the run in ``out`` of the controller at ``address`` ("host:port"), whose agents' token this is.
+    """Ask a controller for the coordinator of one of its runs.
 
-    Raises ``UserError``.
+    Args:
+        address: The address at which the controller listens for agents ("host:port").
+        token: The token of its agents.
+        out: The folder of the run.
+
+    Returns:
+        The address and token of the run's coordinator.
+
+    Raises:
+        UserError: If the controller does not answer, or does not have that run.
     """
     rule, fix = "a controller must answer there", "start it, or see the address and firewalls"
-    words = messages.encode(RunAsked(str(out)))
+    request = messages.FROM_AGENT.encode(RunAsked(str(out)))
     try:
-        entered = enter_at(address, Lines(), token, messages.PURPOSE, words, ANSWER_LIMIT_S, dial_s=DIAL_LIMIT_S)
+        entered = enter_at(address, Lines(), token, messages.PURPOSE, request, ANSWER_LIMIT_S, dial_s=DIAL_LIMIT_S)
         entered.connection.close()
-        reply = messages.decode_from_controller(entered.line)
+        reply = messages.FROM_CONTROLLER.decode(entered.line)
     except TokenRefused as error:
         fix = "give the controller's own token file, and the address that it listens on for agents"
         raise UserError("a controller must let in who asks it", f"{address}: {error}", fix) from None
@@ -97,29 +108,35 @@ def find_run(address: str, token: str, out: Path) -> Contact:
         raise UserError(rule, f"{address}: {error}", fix) from None
     if isinstance(reply, RunFound):
         return Contact(reply.address, derived(token, reply.salt))
-    why = reply.why if isinstance(reply, AgentRefused) else f"{address} said {reply.kind!r}"
+    why = reply.why if isinstance(reply, AgentRefused) else f"{address} sent {reply.kind!r}"
     raise UserError(RULE, why, "name the folder of its results as the controller does, or its last part")
 
 
-# Agents come and go at any time. A new agent brings room for its workers; the loss of an agent is the loss of its
-# workers.
-
 BEAT_S, SILENCE_S = 1.0, 15.0
-PAUSE_S, LONGEST_PAUSE_S = 5e-5, 0.05  # between two looks at what agents say, for each of them
-BEAT = messages.encode(AgentBeat())
+PAUSE_S, LONGEST_PAUSE_S = 5e-5, 0.05  # between two readings of messages: for each agent, and at most
+BEAT = messages.FROM_CONTROLLER.encode(AgentBeat())
 CLOSE_LIMIT_S = 10.0
-LEAVE_S = 60.0  # for on-demand workers that are needed no more
+LEAVE_S = 60.0  # the time that on-demand workers have to leave when they are no longer needed
 SAME = ("elastune", "torch")
-"""What must be of one version everywhere: the protocol is the first's, the bits are the second's."""
+"""Packages that must have one version everywhere: the first decides the protocol, the second the bits."""
 
 
 class AgentLauncher(Launcher):
-    """Room for as many workers as the agents that have come to ``host``:``port`` have.
+    """Starts workers on the hosts of agents. It has as much room as all agents that have connected.
 
-    ``token``: what lets agents in; ``tls``: the certificate that it names, if it does. ``versions``: this side's, of
-    which an agent's must be the same. ``grace_s``: how long agents keep their workers without a controller.
-    ``files_port``: where files of workers are taken that see no run's folder; 0: they do. ``notify``: is called with
-    one line whenever an agent comes or goes. Raises ``UserError`` where it cannot listen.
+    Args:
+        host: The address at which it listens for agents.
+        port: The port; 0: any free one.
+        token: The secret of the agents.
+        versions: The versions of the packages in ``SAME`` here. Agents with other versions are refused.
+        tls: The certificate that ``token`` names, if it names one.
+        silence_s: After a silence of this length an agent counts as lost.
+        grace_s: How long agents keep their workers without a controller.
+        files_port: The port for files of workers that do not see their run's folder; 0: all workers see it.
+        notify: Called with a line whenever an agent comes or goes.
+
+    Raises:
+        UserError: If it cannot listen.
     """
 
     own_environment = True
@@ -137,28 +154,28 @@ class AgentLauncher(Launcher):
         files_port: int = 0,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._bell = WakeupPipe()
+        self._wakeup = WakeupPipe()
         try:
-            self._hub = ConnectionServer(
+            self._server = ConnectionServer(
                 host,
                 token,
-                self._bell,
+                self._wakeup,
                 purpose=messages.PURPOSE,
                 tls=tls,
                 port=port,
                 greeting=(AgentHello, RunAsked),
-                decode=messages.decode_from_agent,
+                decode=messages.FROM_AGENT.decode,
             )
         except OSError as error:
-            self._bell.close()
+            self._wakeup.close()
             rule = "the controller must be able to listen for agents"
             raise UserError(rule, f"{host}:{port}: {error.strerror}", "choose another address or port") from None
-        self._host, self.port = host, self._hub.port
+        self._host, self.port = host, self._server.port
         self._versions = {name: versions[name] for name in SAME}
         self._silence_s, self._grace_s, self._files_port = silence_s, grace_s, files_port
         self._notify = notify
         self._token, self.tls = token, tls
-        self._agents: dict[int, AgentHost] = {}  # by their numbers, in the order in which they came
+        self._agents: dict[int, AgentHost] = {}  # by their numbers, in the order of their arrival
         self._number_of: dict[Connection, int] = {}
         self._place: dict[Bootstrap, tuple[int, int]] = {}  # agent and key
         self._events: list[ProcessEvent] = []
@@ -167,8 +184,9 @@ class AgentLauncher(Launcher):
         self._next_beat = 0.0
         self._closed = False
         self.room = AgentRoom(self._agents)
-        self._lookout = FolderProbe(self._agents, self._send_to, notify)
-        self.runs: Callable[[], Mapping[Path, Contact]] = dict  # by their folders: those that may be asked about
+        self._folder_probe = FolderProbe(self._agents, self._send, notify)
+        self.runs: Callable[[], Mapping[Path, Contact]] = dict
+        """Returns the runs that commands may ask for, by their folders."""
 
     @property
     def capacity(self) -> int:
@@ -183,7 +201,7 @@ class AgentLauncher(Launcher):
         return min(LONGEST_PAUSE_S, PAUSE_S * len(self._agents))
 
     def bound_on_demand(self, most: int | None, why: str) -> None:
-        """Have at most so many workers on on-demand hosts; None: as many as there is room for. Those beyond leave."""
+        """Allow at most so many workers on on-demand hosts; None: as many as they have room for. The others leave."""
         surplus = self.room.bound_on_demand(most)
         self._events += [ProcessNoticed(worker, LEAVE_S, why) for worker in surplus]
 
@@ -194,78 +212,80 @@ class AgentLauncher(Launcher):
 
     @property
     def reports(self) -> list[HostReport]:
-        """What is known of the hosts that have come, those too that were refused."""
-        here = [agent.report or HostReport(agent.host, agent.room) for agent in self._agents.values()]
-        return [*here, *self._refused]
+        """What the controller knows about the hosts that have connected, including those that it refused."""
+        admitted = [agent.report or HostReport(agent.host, agent.room) for agent in self._agents.values()]
+        return [*admitted, *self._refused]
 
     def probe(self, path: str, text: str) -> None:
-        """Ask each agent that was not asked yet what its machine is like, and whether ``path`` holds ``text`` there."""
+        """Ask each new agent for the facts of its host, and whether the file ``path`` there holds ``text``."""
         for number, agent in self._agents.items():
             if agent.probed_s is None:
                 agent.probed_s = time.time()
-                self._send_to(number, HostFactsRequest(path, text))
+                self._send(number, HostFactsRequest(path, text))
 
     def look_for(self, path: str = "", text: str = "") -> None:
-        """From now on an agent gets workers only once it has told that it sees the file ``path`` ("": none) with
-        ``text``, and that its workers reach others by the kind of address that the others' do."""
+        """Give an agent workers only once it has reported that it sees the file ``path`` ("": none) with ``text``.
+
+        Its workers must also have the same kind of address as the workers of the other agents.
+        """
         self.room.changed()
-        self._lookout.begin(path, text)
+        self._folder_probe.begin(path, text)
 
     def take_files(self, port: int) -> None:
-        """Have workers that are started from now on pass their files to ``port``: no agent need see any folder."""
+        """Receive the files of all workers that start from now on at ``port``: no agent needs to see a folder."""
         self._files_port = port
         for number in self._agents:
-            self._send_to(number, TakeFiles(port))
+            self._send(number, TakeFiles(port))
         self.look_for()
 
     def hosts_without_folder(self) -> list[str]:
-        """Hosts that do not see the file that they were to look for, each once."""
-        return self._lookout.hosts_without_folder()
+        """The hosts that do not see the file of ``look_for``, each once."""
+        return self._folder_probe.hosts_without_folder()
 
     def new_token(self) -> str:
         return derived(self._token)
 
     def ring(self) -> None:
-        """Wake the controller, which then polls. Any thread may call this."""
-        self._bell.ring()
+        """Wake the controller, so that it polls. Any thread may call this."""
+        self._wakeup.ring()
 
     @property
     def agents(self) -> Mapping[int, AgentHost]:
-        """Those that are there, by their numbers, in the order in which they came."""
+        """All connected agents, by their numbers, in the order of their arrival."""
         return self._agents
 
     def dismiss(self, number: int) -> None:
-        """Let an agent without workers go; one with workers stays."""
+        """End an agent if it has no workers."""
         agent = self._agents.get(number)
         if agent is not None and not (agent.workers or agent.unnamed) and agent.notice is None:
-            agent.notice = PreemptionNoticed(0.0, "there is no use for it")
+            agent.notice = PreemptionNoticed(0.0, "it is not needed")
             self.room.changed()
-            self._send_to(number, AgentBye())
+            self._send(number, AgentBye())
 
     def fileno(self) -> int | None:
-        return None if self._closed else self._hub.fileno()
+        return None if self._closed else self._server.fileno()
 
     def start(self, workers: Sequence[Bootstrap], needs: Needs) -> None:
         if len(workers) > self.free:
             raise UserError("a worker must find room at an agent", f"{self.free} free", "start more agents")
         if any(worker.token != derived(self._token, worker.token[:SALT_DIGITS]) for worker in workers):
-            raise ValueError("agents know tokens of new_token, and no other ones")
+            raise ValueError("the token of a worker must come from new_token")
         self.room.changed()
         for worker, number in zip(workers, self.room.places(workers, apart=needs.spread), strict=True):
             self._keys += 1
             self._place[worker] = number, self._keys
             self._agents[number].workers[self._keys] = worker
             public = replace(worker, token=worker.token[:SALT_DIGITS])
-            self._send_to(number, StartWorker(self._keys, public, needs.device, str(needs.logs)))
+            self._send(number, StartWorker(self._keys, public, needs.device, str(needs.logs)))
 
     def end(self, workers: Sequence[Bootstrap], why: str = "") -> None:
         for worker in workers:
             if worker in self._place:
                 number, key = self._place[worker]
-                self._send_to(number, EndWorker(key, why))
+                self._send(number, EndWorker(key, why))
 
     def poll(self) -> list[ProcessEvent]:
-        self._look(0.0)
+        self._read(0.0)
         events, self._events = self._events, []
         return events
 
@@ -281,33 +301,33 @@ class AgentLauncher(Launcher):
         return ProcessStatus(sight.state, sight.cpu_s) if sight is not None else None
 
     def close(self) -> None:
-        """Agents end with everything that they have started; those that do not say so in time are given up."""
+        """End all agents with everything that they have started. Waits for them for a limited time. Idempotent."""
         if self._closed:
             return
         for number in self._agents:
-            self._send_to(number, AgentBye())
+            self._send(number, AgentBye())
         until = time.monotonic() + CLOSE_LIMIT_S
         while self._agents and (left_s := until - time.monotonic()) > 0:
-            self._look(left_s)
+            self._read(left_s)
         for number in list(self._agents):
             self._lose(number, "the cluster was closed")
         self._closed = True
-        self._hub.close()
-        self._bell.close()
+        self._server.close()
+        self._wakeup.close()
 
-    # -- what agents say ----------------------------------------------------------------------------------------------
+    # -- messages of agents -------------------------------------------------------------------------------------------
 
-    def _look(self, timeout_s: float) -> None:
+    def _read(self, timeout_s: float) -> None:
         if self._closed:
             return
         if due := time.monotonic() >= self._next_beat:
             self._next_beat = time.monotonic() + BEAT_S
-            self._hub.send([agent.connection for agent in self._agents.values()], BEAT)
-        for event in self._hub.wait(min(timeout_s, BEAT_S)):
+            self._server.send([agent.connection for agent in self._agents.values()], BEAT)
+        for event in self._server.wait(min(timeout_s, BEAT_S)):
             match event:
                 case Greeted(connection, RunAsked() as request):
-                    self._hub.send([connection], messages.encode(answer(request, self.runs())))
-                    self._hub.end(connection)
+                    self._server.send([connection], messages.FROM_CONTROLLER.encode(answer(request, self.runs())))
+                    self._server.end(connection)
                 case Greeted(connection, hello):
                     self._greet(connection, hello)
                 case Heard(connection, message, _) if connection in self._number_of:
@@ -316,36 +336,32 @@ class AgentLauncher(Launcher):
                     self._lose(self._number_of[connection], why)
                 case ConnectionsRefused():
                     self._notify(refusal_line(event))
-        if due:  # with all that they have said meanwhile, however long this process did not look
+        if due:  # after all messages were read, however long this process did not read
             self._lose_silent(time.monotonic())
-            self._lookout.again()
+            self._folder_probe.again()
 
     def _lose_silent(self, now: float) -> None:
         for number in [n for n, agent in self._agents.items() if now > agent.received_at + self._silence_s]:
             connection = self._agents[number].connection
             self._lose(number, f"it has been silent for {self._silence_s:g} s")
-            self._hub.end(connection)
+            self._server.end(connection)
 
     def _greet(self, connection: Connection, hello: AgentHello) -> None:
-        theirs = {name: hello.versions.get(name, "none") for name in SAME}
-        if theirs != self._versions:
-            theirs_text, ours_text = (", ".join(f"{name} {v[name]}" for name in SAME) for v in (theirs, self._versions))
-            self._hub.send(
-                [connection],
-                messages.encode(AgentRefused(f"it has {theirs_text}; the controller has {ours_text}")),
-            )
-            self._hub.end(connection)
-            self._refused.append(
-                HostReport(hello.host, hello.workers, refused=f"it has {theirs_text}; here there is {ours_text}")
-            )
-            self._notify(f"host {hello.host} was refused: it has {theirs_text}; here there is {ours_text}")
+        versions = {name: hello.versions.get(name, "none") for name in SAME}
+        if versions != self._versions:
+            its, required = (", ".join(f"{name} {v[name]}" for name in SAME) for v in (versions, self._versions))
+            why = f"it has {its}; the controller has {required}"
+            self._server.send([connection], messages.FROM_CONTROLLER.encode(AgentRefused(why)))
+            self._server.end(connection)
+            self._refused.append(HostReport(hello.host, hello.workers, refused=why))
+            self._notify(f"host {hello.host} was refused: {why}")
             return
         self._numbers += 1
         self._agents[self._numbers] = AgentHost.greeted(hello, connection, time.monotonic())
         self.room.changed()
         self._number_of[connection] = self._numbers
-        self._send_to(self._numbers, AgentWelcome(BEAT_S, self._silence_s, self._grace_s, self._files_port))
-        self._lookout.greet(self._numbers)
+        self._send(self._numbers, AgentWelcome(BEAT_S, self._silence_s, self._grace_s, self._files_port))
+        self._folder_probe.greet(self._numbers)
         has = f", and {hello.kept} that it has kept" if hello.kept else ""
         self._notify(f"host {hello.host} has come, with room for {hello.workers} workers{has}")
 
@@ -372,7 +388,7 @@ class AgentLauncher(Launcher):
                 skew_s, error_s = message.clock_s - (agent.probed_s + now_s) / 2, (now_s - agent.probed_s) / 2
                 agent.report = HostReport(agent.host, agent.room, versions, message, skew_s, error_s)
             case FolderProbeResult():
-                self._lookout.record_answer(agent, message)
+                self._folder_probe.record_answer(agent, message)
             case PreemptionNoticed(seconds=seconds, why=why):
                 agent.notice = message
                 self._notify(f"host {agent.host} will go in {seconds:g} s: {why}")
@@ -394,8 +410,8 @@ class AgentLauncher(Launcher):
             self._finish(agent, key, None, "", f"host {agent.host} was lost: {why}")
         self._notify(f"host {agent.host} has gone" + ("" if agent.notice else f": {why}"))
 
-    def _send_to(self, number: int, message: messages.ControllerMessage) -> None:
-        self._hub.send([self._agents[number].connection], messages.encode(message))
+    def _send(self, number: int, message: messages.ControllerMessage) -> None:
+        self._server.send([self._agents[number].connection], messages.FROM_CONTROLLER.encode(message))
 
     def _sight(self, worker: Bootstrap) -> WorkerSeen | None:
         number, key = self._place.get(worker, (0, 0))

@@ -1,32 +1,33 @@
-"""Messages between agents and their controller: JSON, one object a line, checked when it is read."""
+"""Messages between agents and their controller; ``elastic.wire.message_codec`` gives their form."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
+from elastune.elastic.wire.message_codec import Count, MessageCodec, Seconds, message
 from elastune.runtime.launcher import Bootstrap
 
-_RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
 PURPOSE = "agents"  # of a controller that listens for them, in handshakes
 TEXT_LIMIT = 1 << 16
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
 Text = Annotated[str, Field(max_length=TEXT_LIMIT)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 # -- messages of an agent ---------------------------------------------------------------------------------------------
-@dataclass(frozen=True, config=_RULES)
+@message
 class AgentHello:
-    """An agent's first line. ``versions``: of what it would train with; ``host``: its machine's name; ``workers``: how
-    many there is room for; ``host_kind``: whether the machine may be taken away at any time; ``kept``: how many workers
-    it has kept from a controller before, and names next; ``label``: what whoever started it calls it, where that
-    needs to know it again."""
+    """The first message of an agent: what it offers.
+
+    Attributes:
+        versions: The versions of the packages with which its workers would train.
+        host: The name of its machine.
+        workers: The number of workers that it has room for.
+        host_kind: Whether the machine may be taken away at any time.
+        kept: The number of workers that it has kept from an earlier controller. A ``WorkerKept`` follows for each.
+        label: The name that the process which started the agent uses for it; "": none.
+    """
 
     versions: dict[str, Name]
     host: Name
@@ -38,37 +39,41 @@ class AgentHello:
 
     @property
     def stays(self) -> bool:
-        """An agent is no guest."""
+        """Whether the connection lasts: an agent stays."""
         return True
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class RunAsked:
-    """The only line of a command that has the token but not the folder ``out`` of a run: how is that run reached?"""
+    """The only message of a command that has the token but does not see the folder ``out`` of a run.
+
+    It asks for the address of the run's coordinator.
+    """
 
     out: Annotated[str, Field(min_length=1, max_length=2048)]
     kind: Literal["run_asked"] = "run_asked"
 
     @property
     def stays(self) -> bool:
-        """It is gone with the answer."""
+        """Whether the connection lasts: this one ends with the answer."""
         return False
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class WorkerStarted:
-    """The worker that ``key`` names runs, as ``pid`` on the agent's machine."""
+    """The worker ``key`` runs, as process ``pid`` on the agent's machine."""
 
     key: Count
     pid: Count
     kind: Literal["worker_started"] = "worker_started"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class WorkerKept:
-    """The worker ``bootstrap``, which ``key`` names, was started for a controller before; None: it has no ``pid`` now.
+    """The worker ``bootstrap`` was started for an earlier controller; ``key`` names it.
 
-    As in ``StartWorker`` there is only the salt of its token.
+    ``pid`` is its process; None: the process has ended. As in ``StartWorker``, the bootstrap holds only the salt of the
+    worker's token.
     """
 
     key: Count
@@ -77,9 +82,9 @@ class WorkerKept:
     kind: Literal["worker_kept"] = "worker_kept"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class WorkerEnded:
-    """Its process has ended, or was never there; see ``runtime.launcher.ProcessEnded``."""
+    """The process of the worker ``key`` has ended or could not be started; see ``runtime.launcher.ProcessEnded``."""
 
     key: Count
     code: int | None
@@ -88,9 +93,9 @@ class WorkerEnded:
     kind: Literal["worker_ended"] = "worker_ended"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class WorkerSeen:
-    """A worker as its agent sees it: its ``ProcessStatus`` (state and processor time) and its last line."""
+    """The state of the worker ``key``: its ``ProcessStatus`` (state and processor time) and its last line of output."""
 
     key: Count
     state: Annotated[str, Field(min_length=1, max_length=1)]
@@ -98,27 +103,33 @@ class WorkerSeen:
     line: Text = ""
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class AgentBeat:
-    """The agent lives, and sees this of its workers. Of the controller: it lives."""
+    """A heartbeat. An agent's beat has the state of its workers; the controller's beat has none."""
 
     sights: list[WorkerSeen] = Field(default_factory=list)
     kind: Literal["agent_beat"] = "agent_beat"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class PreemptionNoticed:
-    """The agent's machine will be taken away in ``seconds``: nothing more is to be started there."""
+    """The agent's machine will be taken away in ``seconds``: no more workers may start on it."""
 
     seconds: Seconds
     why: Text = ""
-    kind: Literal["host_noticed"] = "host_noticed"
+    kind: Literal["preemption_noticed"] = "preemption_noticed"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class HostFacts:
-    """What the agent's machine is like. ``clock_s``: its time since the epoch; ``shared``: whether it sees the file
-    that it was asked about, None: it was asked about none."""
+    """The properties of the agent's machine.
+
+    Attributes:
+        devices: Its devices.
+        interface: The network interface of its workers.
+        clock_s: Its time, in seconds since 1970.
+        shared: Whether it sees the file of the request; None: the request named no file.
+    """
 
     devices: Annotated[list[Name], Field(max_length=1024)]
     interface: Annotated[str, Field(max_length=256)]
@@ -127,22 +138,31 @@ class HostFacts:
     kind: Literal["host_facts"] = "host_facts"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class FolderProbeResult:
-    """``sees``: whether the file is there that the agent was to look for, None: there was none; ``ip``: the kind of
-    address by which workers there reach others, 0: not known."""
+    """The answer to ``FolderProbeRequest``.
+
+    Attributes:
+        sees: Whether the agent sees the file; None: the request named no file.
+        ip: The version of the addresses by which workers of that machine reach others; 0: unknown.
+    """
 
     sees: bool | None
     ip: Literal[0, 4, 6] = 0
-    kind: Literal["host_looked"] = "host_looked"
+    kind: Literal["folder_probe_result"] = "folder_probe_result"
 
 
 # -- messages of the controller ---------------------------------------------------------------------------------------
-@dataclass(frozen=True, config=_RULES)
+@message
 class AgentWelcome:
-    """The agent is let in. It beats every ``beat_s``, and may take a controller for gone after ``silence_s``; then it
-    keeps its workers for ``grace_s`` and looks for the next one. ``files_port``: where the controller takes the files
-    that workers write; 0: they see their runs' folders."""
+    """The controller admits the agent.
+
+    Attributes:
+        beat_s: The agent has to send a heartbeat this often.
+        silence_s: After a silence of this length the agent takes the controller for dead.
+        grace_s: Then it keeps its workers for this long, and looks for the next controller.
+        files_port: The port at which the controller receives the files of workers; 0: workers see the runs' folders.
+    """
 
     beat_s: Seconds
     silence_s: Seconds
@@ -151,28 +171,33 @@ class AgentWelcome:
     kind: Literal["agent_welcome"] = "agent_welcome"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class AgentRefused:
-    """The agent cannot be used: ``why``."""
+    """The controller cannot use the agent, and says ``why``."""
 
     why: Text
     kind: Literal["agent_refused"] = "agent_refused"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class RunFound:
-    """The run's coordinator listens at ``address``; its token is the one that is derived with ``salt``."""
+    """The run's coordinator listens at ``address``. ``salt`` derives the run's token from the agents' token."""
 
     address: Name
     salt: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     kind: Literal["run_found"] = "run_found"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class StartWorker:
-    """Start one, on a ``device`` of that kind. ``logs``: the folder of its log, where that can be had.
+    """The agent is to start a worker.
 
-    For its ``bootstrap`` the agent makes the token by itself (``protocol.handshake.derived``): here is its salt alone.
+    Attributes:
+        key: Names the worker in later messages.
+        bootstrap: What the worker needs to reach its coordinator. In place of the token it holds the token's salt: the
+            agent derives the token (``elastic.wire.handshake.derived``).
+        device: The kind of device.
+        logs: The folder for the worker's log, if the agent sees it.
     """
 
     key: Count
@@ -182,44 +207,44 @@ class StartWorker:
     kind: Literal["start_worker"] = "start_worker"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class EndWorker:
-    """Kill it, with all that it has started; ``why`` is for its log."""
+    """The agent is to kill the worker ``key`` and all processes that it has started. The log will say ``why``."""
 
     key: Count
     why: Text = ""
     kind: Literal["end_worker"] = "end_worker"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class HostFactsRequest:
-    """Tell what your machine is like, and whether the file ``path`` ("": none) holds ``text`` there."""
+    """Asks for the ``HostFacts`` of the machine, and whether its file ``path`` ("": none) holds ``text``."""
 
     path: Text
     text: Name
-    kind: Literal["probe_host"] = "probe_host"
+    kind: Literal["host_facts_request"] = "host_facts_request"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class FolderProbeRequest:
-    """Tell whether the file ``path`` ("": none) holds ``text`` there, and how workers there reach others."""
+    """Asks whether the file ``path`` ("": none) holds ``text`` on that machine, and how its workers reach others."""
 
     path: Text
     text: Annotated[str, Field(max_length=256)]
-    kind: Literal["look_for"] = "look_for"
+    kind: Literal["folder_probe_request"] = "folder_probe_request"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class TakeFiles:
-    """From now on workers that are started see no run's folder: the controller takes their files at ``port``."""
+    """Workers that start from now on see no run's folder: the controller receives their files at ``port``."""
 
     port: Annotated[int, Field(ge=1, lt=1 << 16)]
     kind: Literal["take_files"] = "take_files"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class AgentBye:
-    """Nothing more is wanted: end, and everything with you."""
+    """The agent is to end, with everything that it has started."""
 
     kind: Literal["agent_bye"] = "agent_bye"
 
@@ -230,21 +255,5 @@ AgentMessage = (
 )
 _Orders = StartWorker | EndWorker | AgentBye | AgentBeat | HostFactsRequest | FolderProbeRequest | TakeFiles
 ControllerMessage = AgentWelcome | AgentRefused | RunFound | _Orders
-_SAID: TypeAdapter[AgentMessage] = TypeAdapter(Annotated[AgentMessage, Field(discriminator="kind")])
-_TOLD: TypeAdapter[ControllerMessage] = TypeAdapter(Annotated[ControllerMessage, Field(discriminator="kind")])
-
-
-def encode(message: AgentMessage | ControllerMessage) -> bytes:
-    """One line of JSON, with its line end."""
-    text = json.dumps(asdict(message), separators=(",", ":"), ensure_ascii=False)
-    return text.encode("utf-8", "replace") + b"\n"
-
-
-def decode_from_agent(line: bytes) -> AgentMessage:
-    """Decode a message of an agent. Raises ``ValueError`` for anything else."""
-    return _SAID.validate_json(line, strict=True)
-
-
-def decode_from_controller(line: bytes) -> ControllerMessage:
-    """Decode a message of the controller. Raises ``ValueError`` for anything else."""
-    return _TOLD.validate_json(line, strict=True)
+FROM_AGENT: MessageCodec[AgentMessage] = MessageCodec(AgentMessage)
+FROM_CONTROLLER: MessageCodec[ControllerMessage] = MessageCodec(ControllerMessage)

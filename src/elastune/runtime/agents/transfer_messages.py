@@ -1,4 +1,4 @@
-"""Messages between an agent and its controller about files: JSON, one object a line, checked when it is read.
+"""Messages between an agent and its controller about files; ``elastic.wire.message_codec`` gives their form.
 
 Files have a connection of their own, so that no message about a worker waits behind a checkpoint. Content is base64
 in lines of bounded length. That is a third more bytes to send, for one kind of line on all connections.
@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
-from dataclasses import asdict
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from elastune.elastic.wire.handshake import SALT_DIGITS
+from elastune.elastic.wire.message_codec import MessageCodec, message
 from elastune.train.checkpoints.spool import Digest, DraftName, FileName, Size, Step, Whose
 
-_RULES = ConfigDict(extra="forbid")
 PURPOSE = "files"  # of a controller that listens for them, in handshakes
 PIECE_BYTES = 1 << 19
 MOST_FILES = 1 << 14  # of one checkpoint
@@ -28,21 +25,21 @@ Content = Annotated[str, Field(max_length=PIECE_BYTES * 4 // 3 + 4)]
 
 
 # -- messages of an agent ---------------------------------------------------------------------------------------------
-@dataclass(frozen=True, config=_RULES)
+@message
 class FilesHello:
-    """The first line."""
+    """The first message of an agent on this connection."""
 
     kind: Literal["files_hello"] = "files_hello"
 
     @property
     def stays(self) -> bool:
-        """An agent is no guest."""
+        """Whether the connection lasts: an agent stays."""
         return True
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Offer:
-    """I have this file of the checkpoint ``draft`` of ``run``."""
+    """The agent has this file of the checkpoint ``draft`` of ``run``."""
 
     run: Run
     draft: DraftName
@@ -52,17 +49,24 @@ class Offer:
     kind: Literal["offer"] = "offer"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class FilePiece:
-    """More of the file that was wanted, in order."""
+    """The next part of a file."""
 
     content: Content
-    kind: Literal["piece"] = "piece"
+    kind: Literal["file_piece"] = "file_piece"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Ask:
-    """Which files has the checkpoint after ``step``; None: the newest one, below ``before`` if that is told?"""
+    """Asks for the names of the files of one checkpoint.
+
+    Attributes:
+        run: The run.
+        whose: Whether the checkpoint is the run's or its parent's.
+        step: The checkpoint's step; None: the newest checkpoint.
+        before: With no ``step``: the newest checkpoint of an earlier step than this.
+    """
 
     run: Run
     whose: Whose
@@ -71,9 +75,9 @@ class Ask:
     kind: Literal["ask"] = "ask"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Fetch:
-    """Send what one of them has from ``offset`` on."""
+    """Asks for the content of one of these files, from ``offset`` on."""
 
     run: Run
     whose: Whose
@@ -84,42 +88,46 @@ class Fetch:
 
 
 # -- messages of the controller ---------------------------------------------------------------------------------------
-@dataclass(frozen=True, config=_RULES)
+@message
 class FilesWelcome:
-    """The agent is let in."""
+    """The controller admits the agent."""
 
     kind: Literal["files_welcome"] = "files_welcome"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class SendFrom:
-    """Send the file that you have offered, from ``offset`` on."""
+    """The agent is to send the file that it offered, from ``offset`` on."""
 
     offset: Size
-    kind: Literal["wanted"] = "wanted"
+    kind: Literal["send_from"] = "send_from"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class FileTaken:
-    """The file is here, as it was offered, on the disk; or there is no use for it."""
+    """The offered file is complete on the controller's disk, or the controller has no use for it."""
 
-    kind: Literal["stored"] = "stored"
+    kind: Literal["file_taken"] = "file_taken"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Refused:
-    """That cannot be: ``why``. ``again``: it may later."""
+    """The controller cannot do what the agent asks, and says ``why``. ``again``: it may succeed later."""
 
     why: Annotated[str, Field(max_length=1 << 12)]
     again: bool = False
     kind: Literal["refused"] = "refused"
 
 
-@dataclass(frozen=True, config=_RULES)
+@message
 class Contents:
-    """The checkpoint after ``step``, -1 where there is none, has files of these sizes.
+    """The files of a checkpoint.
 
-    ``mark``: another one of the same step has another."""
+    Attributes:
+        step: The checkpoint's step; -1: there is no checkpoint.
+        files: The size of each file.
+        mark: Differs between two checkpoints of the same step.
+    """
 
     step: Annotated[int, Field(ge=-1, lt=10**12)]
     files: Annotated[dict[FileName, Size], Field(max_length=MOST_FILES)] = Field(default_factory=dict)
@@ -129,32 +137,21 @@ class Contents:
 
 FileRequest = FilesHello | Offer | FilePiece | Ask | Fetch
 FileReply = FilesWelcome | SendFrom | FileTaken | Refused | Contents | FilePiece
-_SAID: TypeAdapter[FileRequest] = TypeAdapter(Annotated[FileRequest, Field(discriminator="kind")])
-_TOLD: TypeAdapter[FileReply] = TypeAdapter(Annotated[FileReply, Field(discriminator="kind")])
-
-
-def encode(message: FileRequest | FileReply) -> bytes:
-    """One line of JSON, with its line end."""
-    return json.dumps(asdict(message), separators=(",", ":")).encode() + b"\n"
-
-
-def decode_from_agent(line: bytes) -> FileRequest:
-    """Decode a message of an agent. Raises ``ValueError`` for anything else."""
-    return _SAID.validate_json(line, strict=True)
-
-
-def decode_from_controller(line: bytes) -> FileReply:
-    """Decode a message of the controller. Raises ``ValueError`` for anything else."""
-    return _TOLD.validate_json(line, strict=True)
+FROM_AGENT: MessageCodec[FileRequest] = MessageCodec(FileRequest)
+FROM_CONTROLLER: MessageCodec[FileReply] = MessageCodec(FileReply)
 
 
 def piece_of(data: bytes) -> FilePiece:
-    """With ``data`` in it."""
+    """Return ``data`` as a message."""
     return FilePiece(base64.b64encode(data).decode("ascii"))
 
 
 def data_of(piece: FilePiece) -> bytes:
-    """What is in it. Raises ``ValueError``."""
+    """Return the data in ``piece``.
+
+    Raises:
+        ValueError: If its content is not base64.
+    """
     try:
         return base64.b64decode(piece.content, validate=True)
     except binascii.Error as error:

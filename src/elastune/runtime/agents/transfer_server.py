@@ -1,7 +1,7 @@
-"""The controller's side of file transfer: a thread that receives what agents send and sends what they ask for.
+"""The controller's side of file transfer: a thread that receives files from agents and sends them files.
 
-An incoming file has another name until all of it is on the disk, with the size and digest that were announced. The
-last file of a checkpoint makes its draft the checkpoint by a rename, as a worker does in a shared folder.
+An incoming file has a temporary name until all of it is on the disk with the announced size and digest. The last file
+of a checkpoint turns its draft into the checkpoint by a rename, as a worker does in a shared folder.
 """
 
 from __future__ import annotations
@@ -25,50 +25,32 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Checkpointed, CheckpointFailed, ConnectionsRefused
 from elastune.elastic.wire.server import Closed, Connection, ConnectionServer, Greeted, Heard, refusal_line
 from elastune.elastic.wire.transport import WakeupPipe
-from elastune.runtime.agents import transfer_messages
-from elastune.runtime.agents.transfer_messages import (
-    PIECE_BYTES,
-    Ask,
-    Contents,
-    Fetch,
-    FilePiece,
-    FileReply,
-    FileRequest,
-    FilesHello,
-    FilesWelcome,
-    FileTaken,
-    Offer,
-    Refused,
-    SendFrom,
-)
+from elastune.runtime.agents import transfer_messages as messages
 from elastune.train.checkpoints.spool import NAME_PATTERN, Digest, FileName
 
 if TYPE_CHECKING:
     from elastune.train.checkpoints.spool import Whose
 
 
-# A file keeps a temporary name until all of it is on the disk with the announced size and digest. The last file of a
-# checkpoint turns its draft into the checkpoint by a rename, as a worker does in a shared folder.
-
-PARTIAL = ".partial"  # the end of the name of a file that is not whole
+PARTIAL = ".partial"  # the end of the name of an incomplete file
 _IS_NAME = re.compile(NAME_PATTERN)
 _FILES = TypeAdapter(dict[FileName, Digest])
 
 
 class IncompleteFile(Exception):
-    """What came is not what was offered; why, in one line."""
+    """The received bytes are not the offered file. The message says why, in one line."""
 
 
 class IncomingFile:
-    """The file that ``offer`` tells of, on its way into ``folder``. What an earlier connection has brought is kept."""
+    """A file that an agent has offered and now sends into ``folder``. Bytes of an earlier connection are kept."""
 
-    def __init__(self, offer: Offer, folder: Path) -> None:
+    def __init__(self, offer: messages.Offer, folder: Path) -> None:
         self.offer = offer
         self.at = folder / offer.name
         self._partial = folder / f"{offer.name}{PARTIAL}"
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        self._file = FileIO(handle, "r+")  # nothing is kept back: what a full disk does not take is told at once
+        self._file = FileIO(handle, "r+")  # unbuffered: a full disk raises an error at once
         self._hash = hashlib.sha256()
         while block := self._file.read(1 << 20):
             self._hash.update(block)
@@ -78,7 +60,7 @@ class IncomingFile:
 
     @property
     def whole(self) -> bool:
-        """Whether as much has come as was offered."""
+        """Whether all offered bytes have arrived."""
         return self.offset == self.offer.size
 
     def take(self, data: bytes) -> None:
@@ -93,7 +75,7 @@ class IncomingFile:
         self.offset += len(data)
 
     def finish(self) -> None:
-        """Give it its name, once it is on the disk. Raises ``IncompleteFile`` where its digest is another one."""
+        """Write the file to the disk and give it its name. Raises ``IncompleteFile`` if its digest is another one."""
         if self._hash.hexdigest() != self.offer.sha256:
             self._begin_again()
             raise IncompleteFile(f"the bytes of {self.offer.name} do not have the digest that was offered")
@@ -102,7 +84,7 @@ class IncomingFile:
         self.close()
 
     def close(self) -> None:
-        """Whatever has come stays. Idempotent."""
+        """Close the file; the bytes that have arrived stay. Idempotent."""
         self._file.close()
 
     def _begin_again(self) -> None:
@@ -113,48 +95,53 @@ class IncomingFile:
 
 @dataclass(frozen=True)
 class ReceivedCheckpoint:
-    """A checkpoint of the run is complete here: after ``step``, at ``path``."""
+    """A checkpoint that has arrived completely: the one after ``step``, at ``path``."""
 
     step: int
     path: Path
 
 
 def step_of_draft(draft: str) -> int:
-    """After how many steps the checkpoint of this name is taken."""
+    """The step of the checkpoint ``draft``."""
     return int(draft.split("-")[1])
 
 
 def _age(draft: str) -> tuple[int, int, int]:
-    """What orders drafts by time: view, step, and which one of that view."""
+    """The key that orders drafts by time: view, step, and number in that view."""
     step, view, nth = (int(number) for number in draft.split("-")[1:])
     return view, step, nth
 
 
 class CheckpointReceiver:
-    """The files of one run, whose folder is ``out``; ``parent``: that of the run which it begins with.
+    """Receives the checkpoints of one run into its folder, and reads them for workers.
 
     One thread uses it. Every method may raise ``OSError``.
+
+    Args:
+        out: The folder of the run.
+        parent: The folder of the run whose checkpoint it begins with.
     """
 
-    # Imported when needed: checkpoints need torch, which takes long to come.
+    # Checkpoints are imported when they are needed, because they need torch, whose import takes seconds.
 
     def __init__(self, out: Path, parent: Path | None = None) -> None:
         self._out, self._parent = out, parent
-        self._digests: dict[str, dict[str, str]] = {}  # by draft and name, of files that were verified here
-        self._done: set[str] = set()  # drafts that are checkpoints now, or that nothing becomes of any more
-        self._newest = (-1, -1, -1)  # the age of what became one last: nothing becomes of drafts before it
+        self._digests: dict[str, dict[str, str]] = {}  # of complete files, by draft and name
+        self._done: set[str] = set()  # drafts that have become checkpoints, or were given up
+        self._newest = (-1, -1, -1)  # the age of the newest checkpoint; older drafts are given up
 
-    def receive(self, offer: Offer) -> IncomingFile | None:
-        """To be filled with what was offered; None where it is here already, or nobody has use for it."""
+    def receive(self, offer: messages.Offer) -> IncomingFile | None:
+        """Return the file to fill; None if it is complete already, or its checkpoint was given up."""
         digest = self._digests.get(offer.draft, {}).get(offer.name)
         if self._is_over(offer.draft) or digest == offer.sha256:
             return None
         return IncomingFile(offer, self._draft(offer.draft))
 
     def accept(self, received: IncomingFile) -> ReceivedCheckpoint | None:
-        """The file has come; the checkpoint that it completes.
+        """Take in a file that has arrived. Return the checkpoint that it completes, or None.
 
-        Raises ``IncompleteFile`` where it is not what was offered, or belongs to no checkpoint.
+        Raises:
+            IncompleteFile: If it is not the offered file, or does not belong to its checkpoint.
         """
         if self._is_over(received.offer.draft):
             return None
@@ -163,7 +150,7 @@ class CheckpointReceiver:
         return self._completed(received.offer.draft)
 
     def incomplete(self) -> list[str]:
-        """Describe the checkpoints of which a file never came."""
+        """Describe the checkpoints of which a file has not arrived."""
         return [
             f"after step {step_of_draft(draft)}: {', '.join(sorted(names)) or 'nothing'} has come, and no more"
             for draft, names in self._digests.items()
@@ -171,33 +158,36 @@ class CheckpointReceiver:
         ]
 
     def drop_drafts(self) -> None:
-        """Leave nothing of checkpoints that did not become complete."""
+        """Remove all checkpoints that did not become complete."""
         from elastune.train.checkpoints.checkpoint import DRAFT
 
-        for left in (self._out / "checkpoints").glob(f"{DRAFT}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for draft in (self._out / "checkpoints").glob(f"{DRAFT}*"):
+            shutil.rmtree(draft, ignore_errors=True)
 
-    def contents(self, whose: Whose, step: int | None, before: int | None) -> Contents:
-        """What the checkpoint after ``step`` consists of, or the newest one, below ``before`` if that is given."""
+    def contents(self, whose: Whose, step: int | None, before: int | None) -> messages.Contents:
+        """Return the files of the checkpoint after ``step``; None: the step of the newest checkpoint alone.
+
+        ``before``: with no ``step``, the newest checkpoint of an earlier step than this.
+        """
         from elastune.train.checkpoints.checkpoint import complete, of_step, step_of
 
         folder = self._folder(whose)
         if folder is None:
-            return Contents(-1)
+            return messages.Contents(-1)
         if step is None:
             steps = [step_of(path) for path in complete(folder)]
-            steps = [candidate for candidate in steps if before is None or candidate < before]
-            return Contents(steps[-1]) if steps else Contents(-1)
+            steps = [each for each in steps if before is None or each < before]
+            return messages.Contents(steps[-1]) if steps else messages.Contents(-1)
         path = of_step(folder, step)
         if not path.is_dir():
-            return Contents(-1)
+            return messages.Contents(-1)
         files = [file for file in sorted(path.iterdir()) if file.is_file() and _IS_NAME.fullmatch(file.name)]
         status = path.stat()
         sizes = {file.name: file.stat().st_size for file in files}
-        return Contents(step, sizes, f"{status.st_ino}-{status.st_mtime_ns}")
+        return messages.Contents(step, sizes, f"{status.st_ino}-{status.st_mtime_ns}")
 
     def read(self, whose: Whose, step: int, name: str, offset: int, most: int) -> bytes:
-        """Up to ``most`` bytes of one of its files."""
+        """Read up to ``most`` bytes of a file of the checkpoint after ``step``, from ``offset`` on."""
         from elastune.train.checkpoints.checkpoint import of_step
 
         folder = self._folder(whose)
@@ -218,7 +208,7 @@ class CheckpointReceiver:
         return draft in self._done or _age(draft) < self._newest
 
     def _completed(self, draft: str) -> ReceivedCheckpoint | None:
-        """What ``draft`` has become, if all of it is here."""
+        """Turn ``draft`` into a checkpoint if all its files have arrived, and return it."""
         from elastune.train.checkpoints.checkpoint import STATE, complete_draft
         from elastune.train.checkpoints.spool import digest_of, unseal
 
@@ -230,10 +220,10 @@ class CheckpointReceiver:
             files, step = _FILES.validate_python(tree["files"]), int(tree["position"]["step"])
         except (ValueError, KeyError, TypeError) as error:
             self.give_up(draft)
-            raise IncompleteFile(f"the {STATE} of {draft} is none: {error}") from None
+            raise IncompleteFile(f"the {STATE} of {draft} is invalid: {error}") from None
         if not all((at / name).is_file() for name in files):
             return None
-        for name, digest in files.items():  # what a controller before this one has taken is read again
+        for name, digest in files.items():  # files that an earlier controller received are read again
             if known.setdefault(name, "") == "":
                 known[name] = digest_of(at / name)
             if known[name] != digest:
@@ -249,16 +239,16 @@ class CheckpointReceiver:
         return ReceivedCheckpoint(step, path)
 
     def _drop_older(self) -> None:
-        """Nothing becomes of drafts before the one that became a checkpoint last."""
+        """Give up the drafts that are older than the newest checkpoint."""
         from elastune.train.checkpoints.checkpoint import DRAFT
 
         for path in (self._out / "checkpoints").glob(f"{DRAFT}*"):
-            with suppress(ValueError):  # it is none
+            with suppress(ValueError):  # not the name of a draft
                 if _age(path.name) < self._newest:
                     self.give_up(path.name)
 
     def give_up(self, draft: str) -> None:
-        """Nothing becomes of this one any more."""
+        """Remove ``draft`` and take no more of its files."""
         self._done.add(draft)
         self._digests.pop(draft, None)
         shutil.rmtree(self._draft(draft), ignore_errors=True)
@@ -279,10 +269,17 @@ class _Run:
 
 
 class FileTransferServer:
-    """Listens on a free port of ``host`` for agents with ``token``.
+    """Receives and sends the files of runs for agents, in a thread of its own.
 
-    ``ring``: is called, from its thread, when there is ``news``; ``notify``: with what is to be told, likewise. Raises
-    ``UserError`` where it cannot listen.
+    Args:
+        host: The address at which it listens, on any free port.
+        token: The secret of the agents.
+        tls: The certificate that ``token`` names, if it names one.
+        ring: Called, from its thread, when ``news`` has something to return.
+        notify: Called, from its thread, with a line for the user.
+
+    Raises:
+        UserError: If it cannot listen.
     """
 
     def __init__(
@@ -294,22 +291,22 @@ class FileTransferServer:
         ring: Callable[[], None] = lambda: None,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._bell = WakeupPipe()
+        self._wakeup = WakeupPipe()
         try:
-            self._hub = ConnectionServer(
+            self._server = ConnectionServer(
                 host,
                 token,
-                self._bell,
-                purpose=transfer_messages.PURPOSE,
+                self._wakeup,
+                purpose=messages.PURPOSE,
                 tls=tls,
-                greeting=FilesHello,
-                decode=transfer_messages.decode_from_agent,
+                greeting=messages.FilesHello,
+                decode=messages.FROM_AGENT.decode,
             )
         except OSError as error:
-            self._bell.close()
+            self._wakeup.close()
             rule = "the controller must be able to listen for agents' files"
             raise UserError(rule, f"{host}: {error.strerror}", "choose another address") from None
-        self.port = self._hub.port
+        self.port = self._server.port
         self._ring, self._notify = ring, notify
         self._changing = threading.Lock()  # held for a moment: the controller's own thread takes it, too
         self._runs: dict[str, _Run] = {}
@@ -323,9 +320,13 @@ class FileTransferServer:
     # -- for the controller -------------------------------------------------------------------------------------------
 
     def open_run(self, run: str, out: Path, parent: Path | None = None, *, goes_on: bool = False) -> None:
-        """Take files of ``run`` into the folder ``out``. ``parent``: of the run that it begins with.
+        """Receive files of ``run`` from now on.
 
-        ``goes_on``: what came of it for a controller before this one is still wanted.
+        Args:
+            run: The salt of the run's token.
+            out: The folder of the run.
+            parent: The folder of the run whose checkpoint it begins with.
+            goes_on: Keep the incomplete checkpoints that an earlier controller has received.
         """
         inbox = CheckpointReceiver(out, parent)
         if not goes_on:
@@ -334,27 +335,27 @@ class FileTransferServer:
             self._runs[run] = _Run(inbox)
 
     def close_run(self, run: str) -> list[str]:
-        """Accept no more files of this run. Returns a line for each checkpoint that is not complete."""
+        """Receive no more files of ``run``. Return a line for each incomplete checkpoint."""
         with self._changing:
-            registered = self._runs.pop(run, None)
+            closed = self._runs.pop(run, None)
             self._over.add(run)
-        if registered is None:
+        if closed is None:
             return []
-        with registered.using:
-            missing = registered.inbox.incomplete()
-            registered.inbox.drop_drafts()
+        with closed.using:
+            missing = closed.inbox.incomplete()
+            closed.inbox.drop_drafts()
             return missing
 
     def news(self) -> list[tuple[str, Checkpointed | CheckpointFailed]]:
-        """What became of checkpoints since the last call, each with its run."""
+        """The checkpoints that were completed, or failed, since the last call, each with its run."""
         with self._changing:
-            events, self._news = self._news, []
-        return events
+            news, self._news = self._news, []
+        return news
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop the thread. Idempotent."""
         self._closing.set()
-        self._bell.ring()
+        self._wakeup.ring()
         self._thread.join(CLOSE_LIMIT_S)
 
     # -- the thread ---------------------------------------------------------------------------------------------------
@@ -362,10 +363,10 @@ class FileTransferServer:
     def _serve(self) -> None:
         try:
             while not self._closing.is_set():
-                for event in self._hub.wait(LOOK_S):
+                for event in self._server.wait(LOOK_S):
                     match event:
                         case Greeted(connection, _):
-                            self._send(connection, FilesWelcome())
+                            self._send(connection, messages.FilesWelcome())
                         case Heard(connection, message, _):
                             self._handle(connection, message)
                         case Closed(connection, _):
@@ -375,65 +376,66 @@ class FileTransferServer:
         finally:
             for connection in list(self._receiving):
                 self._let_go(connection)
-            self._hub.close()
-            self._bell.close()
+            self._server.close()
+            self._wakeup.close()
 
-    def _handle(self, connection: Connection, message: FileRequest) -> None:
-        if isinstance(message, FilePiece):
+    def _handle(self, connection: Connection, message: messages.FileRequest) -> None:
+        if isinstance(message, messages.FilePiece):
             self._take(connection, message)
             return
         self._let_go(connection)
-        run = "" if isinstance(message, FilesHello) else message.run
+        name = "" if isinstance(message, messages.FilesHello) else message.run
         with self._changing:
-            registered, over = self._runs.get(run), run in self._over
-        if registered is None:
-            self._send(connection, Refused(UNKNOWN_RUN, again=not over))
+            run, over = self._runs.get(name), name in self._over
+        if run is None:
+            self._send(connection, messages.Refused(UNKNOWN_RUN, again=not over))
             return
-        with registered.using:
+        with run.using:
             try:
-                self._answer(connection, registered.inbox, message)
+                self._answer(connection, run.inbox, message)
             except (OSError, ValueError) as error:
-                self._send(connection, Refused(str(error)[:WHY_LIMIT], again=isinstance(message, Offer)))
+                again = isinstance(message, messages.Offer)
+                self._send(connection, messages.Refused(str(error)[:WHY_LIMIT], again))
 
-    def _answer(self, connection: Connection, inbox: CheckpointReceiver, message: FileRequest) -> None:
+    def _answer(self, connection: Connection, inbox: CheckpointReceiver, message: messages.FileRequest) -> None:
         match message:
-            case Offer():
+            case messages.Offer():
                 for other in [c for c, r in self._receiving.items() if _same(r.offer, message)]:
-                    self._let_go(other)  # of a connection that is about to be found dead
+                    self._let_go(other)  # its connection is dead, though the server has not seen that yet
                 received = inbox.receive(message)
                 if received is None:
-                    self._send(connection, FileTaken())
+                    self._send(connection, messages.FileTaken())
                     return
                 self._receiving[connection] = received
-                self._send(connection, SendFrom(received.offset))
+                self._send(connection, messages.SendFrom(received.offset))
                 if received.whole:
                     self._accept(connection, inbox, received)
-            case Ask(whose=whose, step=step, before=before):
+            case messages.Ask(whose=whose, step=step, before=before):
                 self._send(connection, inbox.contents(whose, step, before))
-            case Fetch(whose=whose, step=step, name=name, offset=offset):
-                self._send(connection, transfer_messages.piece_of(inbox.read(whose, step, name, offset, PIECE_BYTES)))
+            case messages.Fetch(whose=whose, step=step, name=name, offset=offset):
+                self._send(connection, messages.piece_of(inbox.read(whose, step, name, offset, messages.PIECE_BYTES)))
             case _:
-                self._send(connection, Refused("that is no request"))
+                self._send(connection, messages.Refused("that is not a request"))
 
-    def _take(self, connection: Connection, piece: FilePiece) -> None:
+    def _take(self, connection: Connection, piece: messages.FilePiece) -> None:
         received = self._receiving.get(connection)
-        if received is None:  # it was refused, and more of it was on its way
+        if received is None:  # the file was refused while more of it was on its way
             return
         with self._changing:
-            registered = self._runs.get(received.offer.run)
-        if registered is None:
+            run = self._runs.get(received.offer.run)
+        if run is None:
             self._refuse(connection, UNKNOWN_RUN)
             return
-        with registered.using:
+        with run.using:
             try:
-                received.take(transfer_messages.data_of(piece))
+                received.take(messages.data_of(piece))
             except (IncompleteFile, ValueError) as error:
                 self._refuse(connection, str(error), again=True)
             except OSError as error:
-                self._miss(connection, registered.inbox, received, error)
+                self._miss(connection, run.inbox, received, error)
             else:
                 if received.whole:
-                    self._accept(connection, registered.inbox, received)
+                    self._accept(connection, run.inbox, received)
 
     def _accept(self, connection: Connection, inbox: CheckpointReceiver, received: IncomingFile) -> None:
         try:
@@ -445,14 +447,12 @@ class FileTransferServer:
             self._miss(connection, inbox, received, error)
             return
         self._let_go(connection)
-        if isinstance(
-            arrived, ReceivedCheckpoint
-        ):  # before the agent hears of it: it may have nothing more to wait for then
+        if isinstance(arrived, ReceivedCheckpoint):  # noted before the agent knows, which then reports a worker's end
             self._note(received.offer.run, Checkpointed(arrived.step, str(arrived.path)))
-        self._send(connection, FileTaken())
+        self._send(connection, messages.FileTaken())
 
     def _miss(self, connection: Connection, inbox: CheckpointReceiver, received: IncomingFile, error: OSError) -> None:
-        """Give up this checkpoint, which cannot be written, and report that."""
+        """Give up a checkpoint that cannot be written, and report that."""
         draft, why = received.offer.draft, error.strerror or str(error)
         self._refuse(connection, why)
         inbox.give_up(draft)
@@ -466,15 +466,15 @@ class FileTransferServer:
 
     def _refuse(self, connection: Connection, why: str, again: bool = False) -> None:
         self._let_go(connection)
-        self._send(connection, Refused(why, again))
+        self._send(connection, messages.Refused(why, again))
 
     def _let_go(self, connection: Connection) -> None:
         if (received := self._receiving.pop(connection, None)) is not None:
             received.close()
 
-    def _send(self, connection: Connection, message: FileReply) -> None:
-        self._hub.send([connection], transfer_messages.encode(message))
+    def _send(self, connection: Connection, message: messages.FileReply) -> None:
+        self._server.send([connection], messages.FROM_CONTROLLER.encode(message))
 
 
-def _same(offer: Offer, other: Offer) -> bool:
+def _same(offer: messages.Offer, other: messages.Offer) -> bool:
     return (offer.run, offer.draft, offer.name) == (other.run, other.draft, other.name)

@@ -1,8 +1,8 @@
 """The contract of a cluster: start the workers of a run, read their events, stop them, and reach their files.
 
-``RunFiles`` is what a controller does to files that workers have written. Workers write checkpoints into the folder
-of their run, which the controller sees where both share a file system. Elsewhere agents copy the files into it
-(``runtime.agents.transfer_client``), or a cluster brings its own ``RunFiles``.
+A controller reads and removes files of workers by ``RunFiles``. Workers write checkpoints into the folder of their run,
+which the controller sees if both share a file system. Otherwise agents copy the files into the folder
+(``runtime.agents.transfer_client``), or a cluster has its own ``RunFiles``.
 """
 
 from __future__ import annotations
@@ -20,62 +20,58 @@ from typing import TYPE_CHECKING, Protocol
 
 from elastune.core.cost import UNKNOWN
 from elastune.core.errors import UserError
-from elastune.core.journal.records import Record
 from elastune.core.mesh import Mesh
 from elastune.core.run import RunSpec
 
 if TYPE_CHECKING:
+    from elastune.core.journal.records import Record
     from elastune.train.data.sample_log import SampleSpans
 
 
-# Workers write checkpoints into their run's folder, which the controller sees too where both share a file system.
-# Elsewhere agents push the files to the controller (``runtime.agents``), or a cluster has ``RunFiles`` of its own.
-
-
 class RunFiles(Protocol):
-    """``run`` is the output folder of a run that no worker writes into now."""
+    """What a controller does with the files of a run. ``run``: its output folder, into which no worker writes now."""
 
     def checkpoints(self, run: Path) -> list[int]:
-        """The steps of its complete checkpoints, oldest first."""
+        """The steps of the run's complete checkpoints, oldest first."""
         ...
 
     def spans(self, run: Path, step: int) -> SampleSpans:
-        """The samples that the run had used at the checkpoint of ``step``; empty where unknown."""
+        """The samples that the run had used at the checkpoint of ``step``; empty if unknown."""
         ...
 
     def back_to_epoch(self, run: Path) -> None:
-        """Let it go on from the newest checkpoint at the end of an epoch; where there is none, from the newest."""
+        """Let the run go on from its newest checkpoint at the end of an epoch; without one, from the newest."""
         ...
 
     def damaged(self, run: Path) -> dict[int, str]:
-        """The steps of its newest checkpoints that are not whole, and why, up to the first that is."""
+        """The steps of the newest checkpoints that are damaged, with the reasons, up to the first good one."""
         ...
 
     def set_aside(self, run: Path, steps: Iterable[int]) -> None:
-        """Let it not go on from the checkpoints of ``steps``; they stay, under other names."""
+        """Let the run not go on from the checkpoints of ``steps``. They stay under other names."""
         ...
 
     def size_bytes(self, run: Path) -> int:
-        """How much of the disk it takes."""
+        """The size of the run's files."""
         ...
 
     def seal(self, run: Path, step: int) -> str:
-        """The SHA-256 that stands for all of the checkpoint of ``step``; "" where there is none."""
+        """The SHA-256 of the whole checkpoint of ``step``; "" if there is none."""
         ...
 
     def predictions(self, run: Path) -> dict[str, str]:
-        """The SHA-256 of what ``session.predictions`` has left there, by name."""
+        """The SHA-256 of each file that ``session.predictions`` has written, by name."""
         ...
 
     def remove(self, run: Path) -> None:
-        """Remove the folder, or what can be removed of it; whenever that ends, no checkpoint in it seems whole."""
+        """Remove the folder as far as possible. At whatever point this stops, no checkpoint in it seems complete."""
         ...
 
 
 class LocalFiles:
-    """Files that this process and the workers share."""
+    """The files of a run that this process and the workers share."""
 
-    # Imported when needed: checkpoints need torch, which a cluster's own process may do without.
+    # Checkpoints are imported when they are needed, because they need torch; other uses of a cluster do not.
 
     def checkpoints(self, run: Path) -> list[int]:
         """See ``RunFiles``."""
@@ -125,14 +121,14 @@ class LocalFiles:
 
     def remove(self, run: Path) -> None:
         """See ``RunFiles``."""
-        # At once: where a controller is killed in the middle, the next one must not take what is left for a trial.
+        # Renamed first: if this process is killed meanwhile, the next controller must not take the rest for a trial.
         with suppress(OSError):
             (run / "checkpoints").rename(run / "checkpoints.gone")
         shutil.rmtree(run, ignore_errors=True)
 
 
 NOBODY = -1
-"""The rank of a message that no worker sent."""
+"""The rank of a message that no worker has sent."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +145,7 @@ class Exited:
 
     Attributes:
         code: Its exit code; negative: the signal that ended it.
-        log: The end of what it printed. Where the cluster ended it, or could not start it, the last line says why.
+        log: The end of its output. If the cluster ended it, or could not start it, the last line says why.
     """
 
     rank: int
@@ -176,21 +172,21 @@ def how_it_ended(code: int | None, log: str = "") -> str:
     """Return a process's exit code in words, to follow "worker 3".
 
     Args:
-        code: The exit code; negative: the signal that ended it; None: nobody knows.
-        log: The end of its log. Where the process has crashed, the log tells the line of the program.
+        code: The exit code; negative: the signal that ended it; None: unknown.
+        log: The end of its log. If the process has crashed, the log has the line of the program.
     """
     if code is None:
-        return "ended, nobody knows how"
+        return "ended for an unknown reason"
     if code >= 0:
         return f"exited with code {code}"
-    words = _SIGNALS.get(-code)
-    at = place_of_crash(log) if -code != signal.SIGKILL else ""
-    shown = f" ({words}{f' at {at}' if at else ''})" if words else ""
+    cause = _SIGNALS.get(-code)
+    line = place_of_crash(log) if -code != signal.SIGKILL else ""
+    shown = f" ({cause}{f' at {line}' if line else ''})" if cause else ""
     return f"was ended by signal {-code}{shown}"
 
 
 def place_of_crash(log: str) -> str:
-    """Return the line outside of libraries at which a process has crashed, as "train.py:13"; "": nobody knows."""
+    """Return the line outside of libraries at which a process has crashed, as "train.py:13"; "": unknown."""
     crashes = _CRASHED.findall(log)
     for path, line in _FRAME.findall(crashes[-1]) if crashes else ():
         if not _LIBRARIES.search(path):
@@ -199,11 +195,11 @@ def place_of_crash(log: str) -> str:
 
 
 class NoRoomError(UserError):
-    """There is no room for so many workers now."""
+    """The cluster has no room for so many workers now."""
 
 
 class Handle(ABC):
-    """The workers of a run, for the code that started them."""
+    """The running workers of a run, for the code that started them: poll their events, stop them, kill them."""
 
     spec: RunSpec
 
@@ -214,7 +210,7 @@ class Handle(ABC):
     @property
     @abstractmethod
     def alive(self) -> int:
-        """The number of workers whose ``Exited`` was not returned yet.
+        """The number of workers whose ``Exited`` was not returned so far.
 
         It is at least 1 while the run may still start some.
         """
@@ -233,9 +229,9 @@ class SurvivingRun:
     """A run whose workers may have outlived its controller.
 
     Attributes:
-        kept: The records that the controller has put into its journal, in order.
-        last_start_at: When the run was started or resumed last, in seconds since 1970, where the caller knows.
-        stop_at: When it was asked to pause, in seconds since 1970; None: it was not.
+        kept: The records in the controller's journal, in order.
+        last_start_at: When the run was started or resumed last, in seconds since 1970; 0: unknown.
+        stop_at: When the controller asked it to pause, in seconds since 1970; None: it did not.
     """
 
     spec: RunSpec
@@ -245,7 +241,9 @@ class SurvivingRun:
 
 
 class ElasticHandle(Handle):
-    """The workers of a run that may change. ``rank`` in its events is a worker's number, which is never used twice.
+    """The running workers of a run whose number may change.
+
+    ``rank`` in its events is a worker's number, which is never used twice.
 
     A worker whose end the run survives (it left, or was replaced) gives a ``WorkerGone`` record. ``Exited`` comes only
     from workers that end with the run.
@@ -264,7 +262,7 @@ class ElasticHandle(Handle):
     @property
     @abstractmethod
     def step(self) -> int:
-        """The number of completed steps, as last heard."""
+        """The number of completed steps, according to the last message."""
 
     @abstractmethod
     def resize(self, workers: int, why: str = "") -> None:
@@ -280,70 +278,75 @@ class ElasticHandle(Handle):
 
 
 class Cluster(ABC):
-    """A place with room for ``capacity`` workers at a time."""
+    """Starts the workers of runs, as far as it has room. Each kind of cluster has a subclass.
+
+    Example:
+        >>> with LocalCluster(capacity=2) as cluster:
+        ...     handle = cluster.start(spec)
+    """
 
     files: RunFiles = LocalFiles()
-    """How a controller reaches what workers have written."""
+    """How a controller reaches the files of workers."""
     varies: bool = False
-    """Whether its capacity changes by itself, as hosts come and go: who finds no room may wait for some."""
+    """Whether its capacity changes by itself, as hosts come and go: a caller without room may wait."""
     patience_s: float = 0.5
-    """How long a ``wait`` may be at most, so that whoever waits sees a signal in time."""
+    """The longest ``wait``, so that the caller sees a signal in time."""
 
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """The number of workers that there is room for in all; it may change by itself."""
+        """The number of workers that it has room for in all; it may change by itself."""
 
     @property
     @abstractmethod
     def free(self) -> int:
-        """The number of workers that could be started now. A worker takes its room until its process has ended."""
+        """The number of workers that it could start now. A worker takes its room until its process has ended."""
 
     @property
     def host_rooms(self) -> tuple[int, ...]:
-        """The number of workers that each host has room for, the largest first; empty where all are on one machine."""
+        """The number of workers that each host has room for, the largest first; empty if all are on one machine."""
         return ()
 
     @property
     def rooms(self) -> Mapping[str, int]:
-        """The number of workers that there is room for, by the kind of their hosts.
+        """The number of workers that it has room for, by the kind of host.
 
-        It counts used and free room: this is what is paid for (``core.cost``).
+        It counts used and free room, because both are paid for (``core.cost``).
         """
         return {UNKNOWN: self.capacity}
 
     def held(self, handle: Handle) -> Mapping[str, int]:
-        """Return the worker processes of a run by the kind of their hosts; those that are still starting count, too."""
+        """Return the worker processes of a run by the kind of host, including processes that still start."""
         return {UNKNOWN: len(handle.pids) if isinstance(handle, ElasticHandle) else handle.alive}
 
     @abstractmethod
     def start(self, spec: RunSpec) -> Handle:
-        """Start ``spec.execution.workers`` workers.
+        """Start the workers of ``spec.execution``.
 
         Raises:
-            UserError: Where the request cannot be met; ``NoRoomError`` where there is no room.
+            UserError: If that is not possible; ``NoRoomError`` if there is no room.
         """
 
     def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
-        """Take over those of these runs whose workers have outlived the earlier controller. Call it before any start.
+        """Take over the runs whose workers have outlived the earlier controller. Call it before any start.
 
         Returns:
-            A handle for each run; None where no worker has outlived it, or they hold no state to go on with. Nothing is
-            left of such a run then.
+            A handle for each run; None if no worker has outlived it, or the workers hold no state to go on with. No
+            worker of such a run is left.
         """
         return [None for _ in left]
 
     @abstractmethod
     def wait(self, timeout_s: float) -> None:
-        """Sleep until some handle has an event to poll, at most ``timeout_s`` seconds."""
+        """Sleep until a handle has an event to poll, at most ``timeout_s`` seconds."""
 
     def news(self) -> Collection[Handle] | None:
-        """Return the handles with events to poll; None where only polling can tell."""
+        """Return the handles with events to poll; None if only polling shows that."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """End everything that this cluster started. Idempotent."""
+        """End everything that this cluster has started. Idempotent."""
 
     def __enter__(self) -> Cluster:
         return self

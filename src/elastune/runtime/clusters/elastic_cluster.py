@@ -1,4 +1,4 @@
-"""A cluster made of any launcher and of one coordinator for each run."""
+"""A cluster of any launcher, with a coordinator for each run."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ from elastune.runtime.elastic_run import AdoptedRun, ElasticRun
 from elastune.runtime.launcher import Launcher, ProcessStarted
 from elastune.runtime.worker import WORK
 
-OWN_PREFIX = "ELASTUNE_"  # of the variables that a run takes along to other machines
-LOOK_S = 0.05  # between looks at a launcher that has no descriptor
-LAUNCHER_LOOK_S = 1.0  # between looks at one that has: it may have more to do than to tell
+OWN_PREFIX = "ELASTUNE_"  # of the variables that a run passes to other machines
+LOOK_S = 0.05  # between two polls of a launcher without a descriptor
+LAUNCHER_LOOK_S = 1.0  # between two polls of a launcher with a descriptor: it may have work without an event
 CLOSE_LIMIT_S = 5.0
-NOBODY_S = 10.0  # how long the first one is awaited of workers that may have outlived their controller
+NOBODY_S = 10.0  # how long to wait for the first of the workers that may have outlived their controller
 
 
 class ElasticCluster(Cluster):
-    """Runs whose workers ``launcher`` starts. One thread uses it.
+    """A cluster whose workers a launcher starts. One thread uses it.
 
-    ``host``: the address on which coordinators listen, and by which workers reach them; loopback where they are on this
-    machine. ``files``: how a controller reaches what workers have written, where it shares no folder with them.
-    ``entry``: the ``module:function`` that a worker runs. ``silence_s``: how long a worker bears to hear nothing from
-    its coordinator before it ends itself.
+    Args:
+        launcher: Starts and ends the workers.
+        host: The address on which coordinators listen; loopback if all workers are on this machine.
+        files: How a controller reaches the files of workers, if it shares no folder with them.
+        entry: The ``module:function`` that a worker runs.
+        silence_s: After a silence of its coordinator of this length, a worker ends itself.
     """
 
     def __init__(
@@ -88,15 +90,15 @@ class ElasticCluster(Cluster):
         return run
 
     def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
-        awaited = {at: run for at, one in enumerate(left) if (run := self._await(one)) is not None}
+        awaited = {at: run for at, survivor in enumerate(left) if (run := self._await(survivor)) is not None}
         adopted: list[Handle | None] = [None for _ in left]
         began, met = time.monotonic(), dict[int, float]()
-        while awaited:  # all are known before the first process is named: one of no run would be ended
+        while awaited:  # all runs are known before an agent names a process: a process of no run would be ended
             now = time.monotonic()
             for at, run in list(awaited.items()):
                 if run.some_back:
                     met.setdefault(at, now)
-                # From another machine's end without a word they hear by its silence alone.
+                # If the controller's machine has failed, its workers notice only the silence.
                 nobody_s = NOBODY_S + (self._silence_s if run.moved else 0.0)
                 until = met[at] + run.spec.elastic.heartbeat_s if at in met else began + nobody_s
                 if run.all_back or run.all_ended or now > until:
@@ -107,17 +109,17 @@ class ElasticCluster(Cluster):
         return adopted
 
     def _await(self, left: SurvivingRun) -> AdoptedRun | None:
-        """Let the workers of ``left`` come back; None where that cannot be."""
+        """Listen for the workers of ``left``; None if that is not possible."""
         spec = settled(replace(left.spec, out=left.spec.out.resolve()))
         contact = left_behind(spec.out)
         if contact is None:
             return None
-        if not spec.elastic.grace_s:  # its workers keep what they report until they hear that it is kept
+        if not spec.elastic.grace_s:  # its workers keep their records until the controller confirms them
             spec = replace(spec, elastic=replace(spec.elastic, grace_s=contact.grace_s))
         options = {"host": self._host, "silence_s": self._silence_s, "pump": self.pump}
         try:
             run = AdoptedRun(self._task(spec), self.launcher, contact, left.kept, **options)
-        except OSError:  # their address is not this machine's, or somebody else's by now
+        except OSError:  # their address is not one of this machine, or another process has it
             return None
         self._add(run, goes_on=True)
         return run
@@ -194,7 +196,7 @@ class ElasticCluster(Cluster):
         return WorkerSpec(self._entry, spec, Place(), environment, folder, paths)
 
     def _offer_room(self) -> None:
-        """Each run hears of the room that those before it do not need."""
+        """Report to each run the room that the runs before it do not need."""
         free = self.free
         for run in self._runs.values():
             free = run.room(free)

@@ -1,9 +1,9 @@
-"""A cluster that has its agents started as its runs need them, and lets idle agents go.
+"""A cluster that starts agents as its runs need them, and ends idle agents.
 
-A ``Starter`` (Slurm jobs, Slurm steps, Ray actors) starts the agents. ``plan`` decides how many, purely; ``Fleet``
-does it in a thread of its own, because batch systems may answer late. A file beside the token keeps the address of
-the controller and the name of its agents. The next controller may run on another machine: it writes its own address
-there (``moved``), and the agents that see the file, and their workers, come to it.
+A ``Starter`` (Slurm jobs, Slurm steps, Ray actors) starts the agents. ``plan`` is pure and decides how many. ``Fleet``
+executes the decision in a thread of its own, because batch systems may answer late. A file beside the token keeps the
+address of the controller and the name of its agents. The next controller may run on another machine. It writes its own
+address into the file, and the agents that see the file, and their workers, connect to it.
 """
 
 from __future__ import annotations
@@ -37,67 +37,69 @@ from elastune.runtime.clusters.hosts import LOOK_S, HostsCluster
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.runtime.spot import SpotWatch
 
-# ``plan`` decides, purely, which agents to start and which idle agents to end. A thread executes the decision,
-# because batch systems may answer late.
-
-QUEUE_LOOK_S = 10.0  # between looks, but for those that news ask for: a queue is shared with others
-RETRY_S = 60.0  # after a start was refused
-TRIES = 3  # starts in a row of which no agent has come, before there are no more
+QUEUE_LOOK_S = 10.0  # between two readings of the queue, which others share; a change is read at once
+RETRY_S = 60.0  # after a refused start
+TRIES = 3  # after so many starts in a row without an agent, no more are started
 JOIN_LIMIT_S = 30.0
 Phase = Literal["waiting", "running"]
 
 
 @dataclass(frozen=True)
 class NeverStarts:
-    """What was started will never come, however long one waits: ``value`` says what it is, ``fix`` what to do."""
+    """A start that will never bring an agent: ``value`` says which and why, ``fix`` what to do."""
 
     value: str
     fix: str
 
 
 class NotStarted(Exception):
-    """Whatever starts agents did not do what it was asked for; why, in one line."""
+    """The batch system did not do what it was asked to do. The message says why, in one line."""
 
 
 class Starter(ABC):
-    """Starts agents somewhere, each with a label of its own, which the agent shows (``elastune agent --label``).
+    """Starts agents, such as by Slurm jobs or Ray actors.
 
-    One thread uses it at a time. Every method raises ``NotStarted`` where it cannot do its work.
+    Each agent has its own label (``elastune agent --label``). One thread uses a starter at a time. Every method raises
+    ``NotStarted`` if it fails.
     """
 
     @abstractmethod
     def start(self, count: int) -> None:
-        """Have ``count`` more agents started."""
+        """Start ``count`` more agents."""
 
     @abstractmethod
     def look(self) -> dict[str, Phase]:
-        """What was started and has not ended, by label, oldest first."""
+        """Return the starts that have not ended, by label, oldest first."""
 
     @abstractmethod
     def cancel(self, labels: Sequence[str]) -> None:
-        """End these, which wait."""
+        """End these starts, which still wait."""
 
     @abstractmethod
     def why(self, label: str) -> str:
-        """What is known of the end of ``label``, of which no agent has come."""
+        """Say why the start ``label`` has ended without an agent, as far as it is known."""
 
     @abstractmethod
     def waits(self) -> str:
-        """What those that wait are waiting for, as of the last look; "" where none waits."""
+        """Say what the starts wait for, as of the last ``look``; "" if none waits."""
 
     def never(self) -> NeverStarts | None:
-        """Why those that wait will never start, as of the last look; None where they may."""
+        """Say why the waiting starts will never begin, as of the last ``look``; None if they may."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """End all that is left. Idempotent."""
+        """End all starts that are left. Idempotent."""
 
 
 @dataclass(frozen=True)
 class AgentStatus:
-    """An agent that is there. ``idle_s``: how long it has had no workers, 0 where it has some; ``going``: it will end
-    soon."""
+    """A connected agent.
+
+    Attributes:
+        idle_s: How long it has had no workers; 0 if it has some.
+        going: Whether it will end soon.
+    """
 
     idle_s: float = 0.0
     going: bool = False
@@ -105,7 +107,13 @@ class AgentStatus:
 
 @dataclass(frozen=True)
 class ScalingDecision:
-    """``start``: how many more; ``cancel``: what waits and is wanted no more; ``dismiss``: agents to be let go."""
+    """What a fleet does next.
+
+    Attributes:
+        start: The number of agents to start.
+        cancel: Waiting starts that are no longer needed.
+        dismiss: Agents to end.
+    """
 
     start: int = 0
     cancel: tuple[str, ...] = ()
@@ -115,10 +123,15 @@ class ScalingDecision:
 def plan(
     needed: int, starts: Mapping[str, Phase], agents: Mapping[str, AgentStatus], came: Collection[str], idle_s: float
 ) -> ScalingDecision:
-    """What makes ``needed`` agents of those that are there and those that come.
+    """Decide how the fleet gets ``needed`` agents.
 
-    ``starts``: what was started and has not ended; ``came``: the labels of all agents that ever came: a start whose
-    agent has gone brings none any more, whatever the queue says. ``idle_s``: how long an agent stays without workers.
+    Args:
+        needed: The number of agents.
+        starts: The starts that have not ended.
+        agents: The connected agents, by label.
+        came: The labels of all agents that ever connected. A start whose agent is gone brings no other agent, whatever
+            the queue says.
+        idle_s: How long an agent stays without workers.
     """
     staying = {label: agent for label, agent in agents.items() if not agent.going}
     coming = [label for label in starts if label not in agents and label not in came]
@@ -134,9 +147,11 @@ def plan(
 
 
 class Fleet:
-    """Has ``starter`` keep as many agents as are needed. ``steer``, ``news`` and ``close`` are one thread's.
+    """Keeps as many agents as are needed. One thread calls its methods; another one starts the agents.
 
-    ``idle_s``: how long an agent stays without workers where fewer are needed.
+    Args:
+        starter: Starts agents.
+        idle_s: How long a surplus agent stays without workers.
     """
 
     def __init__(self, starter: Starter, idle_s: float) -> None:
@@ -147,17 +162,18 @@ class Fleet:
         self._came: frozenset[str] = frozenset()
         self._starts: dict[str, Phase] = {}
         self._news: deque[str] = deque()
-        self._last_notice = ""
-        self._failed = 0  # starts in a row that came to nothing
+        self._last_line = ""
+        self._failed = 0  # starts in a row without an agent
         self._cancelled: set[str] = set()
         self._retry_at = 0.0
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._serve, name="fleet", daemon=True)
 
     def begin(self, needed: int) -> None:
-        """Start the first, beside those that the controller before has started.
+        """Start the first agents, beside those of the earlier controller.
 
-        Raises ``NotStarted`` where there is none then.
+        Raises:
+            NotStarted: If nothing could be started and no earlier start is left.
         """
         self._needed = needed
         try:
@@ -170,27 +186,27 @@ class Fleet:
         self._thread.start()
 
     def steer(self, needed: int, agents: Mapping[str, AgentStatus]) -> tuple[str, ...]:
-        """From now on ``needed`` of them; ``agents`` are there. The labels of those that are to be let go now."""
-        news = needed != self._needed or agents.keys() != self._agents.keys()
-        news = news or any(agents[label].going != self._agents[label].going for label in agents)
+        """Set how many agents are ``needed`` and which are connected. Return the labels of the agents to end."""
+        changed = needed != self._needed or agents.keys() != self._agents.keys()
+        changed = changed or any(agents[label].going != self._agents[label].going for label in agents)
         if agents.keys() - self._came:
             self._failed = 0
         self._needed, self._agents, self._came = needed, dict(agents), self._came | agents.keys()
-        if news:
+        if changed:
             self._wake.set()
         return plan(needed, self._starts, agents, self._came, self._idle_s).dismiss
 
     @property
     def given_up(self) -> bool:
-        """Whether nothing more is started, because nothing came of it."""
+        """Whether no more agents are started, because too many starts brought none."""
         return self._failed >= TRIES
 
     def waits(self) -> str:
-        """What the missing agents wait for."""
+        """Say what the missing agents wait for."""
         return self._starter.waits()
 
     def never(self) -> NeverStarts | None:
-        """Why they will never come, where that is known."""
+        """Say why they will never start, if that is known."""
         return self._starter.never()
 
     def news(self) -> list[str]:
@@ -198,14 +214,14 @@ class Fleet:
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def stop(self) -> None:
-        """Start no more. Idempotent."""
+        """Start no more agents. Idempotent."""
         self._closing.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(JOIN_LIMIT_S)
 
     def close(self) -> None:
-        """Start no more, and end what has not ended. Raises ``NotStarted`` where something may be left."""
+        """Start no more agents, and end all starts. Raises ``NotStarted`` if some may be left."""
         self.stop()
         self._starter.close()
 
@@ -217,7 +233,7 @@ class Fleet:
                 self._round()
             except NotStarted as error:
                 self._retry_at = time.monotonic() + RETRY_S
-                self._notify(str(error))
+                self._add_news(str(error))
             self._wake.wait(QUEUE_LOOK_S)
             self._wake.clear()
 
@@ -227,7 +243,7 @@ class Fleet:
             self._failed += 1
             self._news.append(f"{label} has ended before its agent came: {self._starter.why(label)}")
             if self._failed == TRIES:
-                self._news.append(f"no more agents are started: {TRIES} in a row came to nothing")
+                self._news.append(f"no more agents are started: {TRIES} starts in a row brought none")
         orders = plan(self._needed, self._starts, self._agents, self._came, self._idle_s)
         if orders.cancel:
             self._starter.cancel(orders.cancel)
@@ -235,17 +251,15 @@ class Fleet:
         if orders.start and not self.given_up and time.monotonic() >= self._retry_at and not self._closing.is_set():
             self._starter.start(orders.start)
             self._starts = self._starter.look()
-        self._notify(self._starter.waits())
+        self._add_news(self._starter.waits())
 
-    def _notify(self, line: str) -> None:
-        if line and line != self._last_notice:
+    def _add_news(self, line: str) -> None:
+        if line and line != self._last_line:
             self._news.append(line)
-        self._last_notice = line
+        self._last_line = line
 
 
-# A file named by the token holds the address of the controller, and the name of its jobs or actors. The next
-# controller may run on another machine: it writes its address there (``moved``), and agents and workers that see the
-# file connect to it.
+# --- the address of the controller, for its agents and for the next controller ---
 
 NAME = "controller.json"
 LIMIT_BYTES = 4096
@@ -254,7 +268,13 @@ REACH_S = 2.0
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class ControllerAddress:
-    """``name``: of all jobs or actors of a controller; their agents come to ``address``:``port``."""
+    """A controller of Slurm jobs or Ray actors, for the next controller.
+
+    Attributes:
+        name: The name of all its jobs or actors.
+        address: The address to which their agents connect.
+        port: The port.
+    """
 
     name: Annotated[str, Field(pattern=r"^elastune-[0-9a-f]{8}$")]
     address: HostName
@@ -265,12 +285,12 @@ _ADAPTER = TypeAdapter(ControllerAddress)
 
 
 def new_name() -> str:
-    """A name that no other controller's jobs or actors have."""
+    """Return a name that the jobs or actors of no other controller have."""
     return f"elastune-{secrets.token_hex(4)}"
 
 
 def write_controller_address(folder: Path, name: str, where: str) -> None:
-    """For the next controller: agents called ``name`` come to ``where`` ("host:port"). Raises ``UserError``."""
+    """Note for the next controller that agents ``name`` connect to ``where`` ("host:port"). Raises ``UserError``."""
     address, _, port = where.rpartition(":")
     controller = ControllerAddress(name, address.strip("[]"), int(port))
     text = json.dumps({"name": controller.name, "address": controller.address, "port": controller.port})
@@ -279,11 +299,11 @@ def write_controller_address(folder: Path, name: str, where: str) -> None:
         atomic_write(folder / NAME, text.encode() + b"\n", mode=0o600)
     except OSError as error:
         why = f"{folder}: {error.strerror}"
-        raise UserError("the next controller must find this one's agents", why, "see --out") from None
+        raise UserError("the next controller must find the agents of this one", why, "choose another --out") from None
 
 
 def read_controller_address(folder: Path) -> ControllerAddress | None:
-    """What the controller before this one left in ``folder``; None where it left nothing that can be used."""
+    """Return the address of the earlier controller in ``folder``; None if there is none that can be used."""
     try:
         with (folder / NAME).open("rb") as file:
             return _ADAPTER.validate_json(file.read(LIMIT_BYTES), strict=True)
@@ -292,12 +312,12 @@ def read_controller_address(folder: Path) -> ControllerAddress | None:
 
 
 def file_in(folder: Path) -> Path:
-    """The file that agents, and their workers, look at."""
+    """The file in which agents and their workers look for the next controller."""
     return folder / NAME
 
 
 def can_take_over(left: ControllerAddress, address: str, port: int) -> bool:
-    """Whether a controller at ``address``, and at ``port`` (0: any), can have the port that agents of ``left`` know."""
+    """Whether a controller at ``address`` and ``port`` (0: any) can listen on the port that agents of ``left`` know."""
     if port not in (0, left.port):
         return False
     try:
@@ -309,7 +329,7 @@ def can_take_over(left: ControllerAddress, address: str, port: int) -> bool:
 
 
 def check_no_controller(left: ControllerAddress) -> None:
-    """No controller listens any more where the agents of ``left`` come to, encrypted or not. Raises ``UserError``."""
+    """Raise ``UserError`` if the controller ``left`` still listens, encrypted or not."""
     if not any(_greeting(left, encrypted=encrypted) == PROTOCOL for encrypted in (False, True)):
         return
     where = f"one listens at {left.address}:{left.port}"
@@ -317,7 +337,7 @@ def check_no_controller(left: ControllerAddress) -> None:
 
 
 def _greeting(left: ControllerAddress, *, encrypted: bool) -> bytes:
-    """What is said first at that address; empty where nobody is there, or none who speaks so."""
+    """Return the first bytes that a server at that address sends; empty if none answers."""
     try:
         with socket.create_connection((left.address, left.port), REACH_S) as plain:
             if not encrypted:
@@ -329,7 +349,7 @@ def _greeting(left: ControllerAddress, *, encrypted: bool) -> bytes:
 
 
 def forget(folder: Path) -> None:
-    """Nothing is left that could be found. Idempotent."""
+    """Remove the file of the controller's address. Idempotent."""
     (folder / NAME).unlink(missing_ok=True)
 
 
@@ -338,8 +358,14 @@ STEER_S = 0.5
 
 @dataclass(frozen=True)
 class FleetSize:
-    """How many agents there may be. ``workers_each``: room at each, None: as many as a host has, all hosts are used;
-    ``least`` are kept whatever is needed; ``idle_s``: how long the others stay without workers."""
+    """How many agents a cluster may have.
+
+    Attributes:
+        most: The most agents.
+        workers_each: The room of each agent; None: as much as its host has. All hosts are used then.
+        least: The number of agents that are always kept.
+        idle_s: How long the others stay without workers.
+    """
 
     most: int
     workers_each: int | None = None
@@ -347,18 +373,24 @@ class FleetSize:
     idle_s: float = 60.0
 
     def agents(self, workers: int) -> int:
-        """How many it takes for ``workers``."""
+        """The number of agents for ``workers`` workers."""
         if self.workers_each is None:
             return self.most
         return max(self.least, min(self.most, math.ceil(workers / self.workers_each)))
 
 
 class FleetCluster(HostsCluster):
-    """As ``HostsCluster``, with agents that ``starter`` starts; it is told this cluster's address ("host:port").
+    """A ``HostsCluster`` that starts its agents itself.
 
-    ``expected``: how many workers there is to be room for until a run begins, or always, where somebody else gives
-    the workers out (not ``grows``); a run's own target counts from then on. ``grace_s``, ``gather_s``, ``out``,
-    ``spot``, ``own_folders``: as there. Raises ``UserError`` where nothing can be started.
+    Args:
+        address: As of ``HostsCluster``, like all arguments that are not listed here.
+        starter: Makes the starter of agents, from the address of this cluster ("host:port").
+        size: How many agents the cluster may have.
+        expected: The number of workers to have room for until a run begins; then the target of the run counts. If the
+            caller distributes the workers (not ``grows``), it counts always.
+
+    Raises:
+        UserError: If no agent can be started.
     """
 
     def __init__(
@@ -414,8 +446,8 @@ class FleetCluster(HostsCluster):
         return adopted
 
     @property
-    def wanted(self) -> int:
-        """How many workers there is use for."""
+    def needed_workers(self) -> int:
+        """The number of workers that the cluster should have room for."""
         return max(
             self._expected, sum(run.coordinator.membership.target for run in self._runs.values() if not run.over)
         )
@@ -427,7 +459,7 @@ class FleetCluster(HostsCluster):
             return
         self._next_steer = now + STEER_S
         agents = {agent.label or f"#{number}": (number, agent) for number, agent in self.launcher.agents.items()}
-        if self._spot is not None:  # those that came by themselves may be on-demand ones, which replace none
+        if self._spot is not None:  # agents without a label may be on on-demand hosts, and replace no spot host
             agents = {label: (number, agent) for label, (number, agent) in agents.items() if agent.label}
         idle = {label for label, (_, agent) in agents.items() if not (agent.workers or agent.unnamed)}
         self._idle_since = {label: self._idle_since.get(label, now) for label in idle}
@@ -435,7 +467,7 @@ class FleetCluster(HostsCluster):
             label: AgentStatus(now - self._idle_since.get(label, now), agent.notice is not None)
             for label, (_, agent) in agents.items()
         }
-        for label in self._fleet.steer(self._size.agents(self.wanted), seen):
+        for label in self._fleet.steer(self._size.agents(self.needed_workers), seen):
             self.launcher.dismiss(agents[label][0])
         for line in self._fleet.news():
             self._notify(line)
@@ -449,9 +481,9 @@ class FleetCluster(HostsCluster):
                 fix = "wait longer with --gather, or ask for less"
                 raise UserError(rule, f"room for {self.free}" + (f", {waits}" if waits else ""), fix)
             if (never := self._fleet.never()) is not None:
-                raise UserError("what starts agents must be able to begin", never.value, never.fix)
+                raise UserError("agents must be able to start", never.value, never.fix)
             if self._fleet.given_up:
-                raise UserError("agents must come from what was started", f"room for {self.free}", "see what it said")
+                raise UserError("started agents must connect", f"room for {self.free}", "see the lines above")
             self.pump(LOOK_S)
         return self.free
 
@@ -463,4 +495,4 @@ class FleetCluster(HostsCluster):
         try:
             self._fleet.close()
         except NotStarted as error:
-            self._notify(f"something may be left of what was started: {error}")
+            self._notify(f"started agents may be left: {error}")

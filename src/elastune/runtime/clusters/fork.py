@@ -1,7 +1,6 @@
 """The launcher for this machine: workers are forked from a warm server (``fork_server``), each with a log file.
 
-``Spawner`` is the controller's side of that server: it starts the server, asks it for workers, and reads how they
-end.
+``Spawner`` is the controller's side of that server: it starts the server, asks it for workers, and reads their ends.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def process_vitals(process: int) -> ProcessStatus | None:
-    """Its state and the processor time of all its threads; None once it is gone. See proc(5)."""
+    """Return the state of ``process`` and the processor time of its threads; None if it has ended. See proc(5)."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return ProcessStatus(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
@@ -45,7 +44,11 @@ TAIL_LINES = 60
 
 
 class WorkerLog:
-    """``folder/worker-N.log``, opened for one more attempt. Raises ``UserError`` where it cannot be written."""
+    """The log ``folder/worker-N.log`` of one process of worker N. Earlier processes may have written into it.
+
+    Raises:
+        UserError: If the file cannot be written.
+    """
 
     def __init__(self, folder: Path, worker: int) -> None:
         self.path = folder / f"worker-{worker}.log"
@@ -61,15 +64,15 @@ class WorkerLog:
             raise UserError(rule, f"{self.path}: {error.strerror}", "choose another folder or make room") from error
 
     def opened(self) -> BinaryIO:
-        """The file, for appending."""
+        """Open the file for appending."""
         return self.path.open("ab")
 
     def last_line(self) -> str:
-        """The last line that this attempt printed."""
+        """The last line of this process's output."""
         return self.tail().rpartition("\n")[2]
 
     def tail(self, note: str = "") -> str:
-        """The end of what this attempt printed, and ``note`` as its last line; the note is kept in the file too."""
+        """Return the end of this process's output. ``note`` is written into the file first, as its last line."""
         try:
             if note:
                 with self.path.open("ab") as file:
@@ -83,11 +86,11 @@ class WorkerLog:
         return "\n".join(text.rstrip("\n").split("\n")[-TAIL_LINES:])
 
 
-# One thread in the server whatever these libraries would start; workers set their own numbers.
+# The server has one thread, whatever these libraries would start. Workers set their own numbers.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # torch._dynamo: building the first optimizer imports it, which takes as long as importing torch.
 PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo")
-# A module that asks at import whether CUDA is there must not thereby initialise it: forked workers could not use it.
+# A module that looks for CUDA at its import must not initialise it: forked workers could not use CUDA then.
 NO_CUDA_CONTEXT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 END_LIMIT_S = 5.0
 
@@ -102,7 +105,7 @@ class Forked:
 
 @dataclass(frozen=True)
 class Ended:
-    """The worker ``key`` ended with ``code`` (negative: the signal), or was never started: ``why``."""
+    """The worker ``key`` has ended with ``code`` (negative: the signal), or could not start, and ``why``."""
 
     key: int
     code: int
@@ -110,14 +113,17 @@ class Ended:
 
 
 class ServerLost(Exception):
-    """The fork server has ended without being asked."""
+    """The fork server has ended by itself, or was killed."""
 
 
 class Spawner:
-    """A running fork server that has imported, or is importing, ``preload``.
+    """A running fork server, for its controller.
 
-    The constructor does not wait for the imports: they go on beside whatever the controller does next. ``prefix``: what
-    its command line is the argument of, if that replaces itself by it (``nsenter``).
+    The constructor does not wait for the imports of the server.
+
+    Args:
+        preload: The modules that the server imports.
+        prefix: A command that the server's command line follows and that replaces itself by it, such as ``nsenter``.
     """
 
     def __init__(self, preload: Sequence[str] = PRELOAD, prefix: Sequence[str] = ()) -> None:
@@ -125,17 +131,17 @@ class Spawner:
             raise UserError(
                 "local worker processes need Linux", platform.system(), "use Linux, or start the file by torchrun"
             )
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (self._control, theirs):
-            end.setblocking(True)  # whatever time-out the program has set for all new sockets
+        self._control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self._control, server_end):
+            end.setblocking(True)  # a program may have set a time-out for all new sockets
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         import_path = os.pathsep.join(path for path in sys.path if path)
-        # -P: a file in this folder named like a module must not be taken for it
+        # -P: Python must not import a file of this folder in place of a module
         server = [*prefix, sys.executable, "-P", "-m", "elastune.runtime.clusters.fork_server"]
-        with theirs:
+        with server_end:
             self._process = subprocess.Popen(
-                [*server, str(theirs.fileno()), str(os.getpid()), *preload],
-                pass_fds=(theirs.fileno(),),
+                [*server, str(server_end.fileno()), str(os.getpid()), *preload],
+                pass_fds=(server_end.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -149,13 +155,19 @@ class Spawner:
         return self._process.pid
 
     def fileno(self) -> int:
-        """For selectors: readable when ``receive`` has something."""
+        """The descriptor for selectors: readable when ``receive`` has a reply."""
         return self._control.fileno()
 
     def fork(self, key: int, bootstrap: Bootstrap, log: int) -> None:
-        """Ask for a worker ``key`` that ``bootstrap`` tells where to go and that prints into ``log``, a descriptor.
+        """Ask for a worker. ``Forked`` or ``Ended`` will follow.
 
-        ``Forked`` or ``Ended`` will follow. Raises ``ServerLost``.
+        Args:
+            key: Names the worker in replies.
+            bootstrap: What the worker needs to reach its coordinator.
+            log: The descriptor of its log.
+
+        Raises:
+            ServerLost: If the server has ended.
         """
         try:
             request = json.dumps({"fork": key, "bootstrap": bootstrap.to_json()})
@@ -164,7 +176,7 @@ class Spawner:
             raise ServerLost(self._story()) from error
 
     def kill(self, keys: Iterable[int]) -> None:
-        """SIGKILL to the process groups of these workers; those that ended already are left alone."""
+        """Send SIGKILL to the process groups of these workers. Ignores workers that have ended."""
         try:
             for key in keys:
                 self._control.send(json.dumps({"kill": [key]}).encode())
@@ -172,7 +184,7 @@ class Spawner:
             raise ServerLost(self._story()) from error
 
     def receive(self) -> Forked | Ended | None:
-        """The next reply, or None where there is none yet. Raises ``ServerLost``."""
+        """Return the next reply, or None if there is none. Raises ``ServerLost``."""
         try:
             data = self._control.recv(REQUEST_LIMIT_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -189,16 +201,16 @@ class Spawner:
         return Ended(reply["refused"], REFUSED_CODE, f"no worker process could be started: {reply['why']}")
 
     def wake(self) -> None:
-        """Let a server go on that somebody has stopped (SIGSTOP): a run's end waits for it."""
+        """Continue the server if it was stopped (SIGSTOP): the end of a run waits for it."""
         vitals = process_vitals(self._process.pid)
         if vitals is not None and vitals.state == "T":
             self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End the server, and with it every worker that it has."""
+        """End the server and all its workers."""
         self._control.close()
-        self._process.terminate()  # it may still be importing, and so not see that its socket has ended
-        self._process.send_signal(signal.SIGCONT)  # or be stopped
+        self._process.terminate()  # it may still import modules, and not see the end of its socket
+        self._process.send_signal(signal.SIGCONT)  # it may be stopped
         try:
             self._process.wait(END_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -216,13 +228,13 @@ class Spawner:
         return f"the fork server ended ({how})" + (f": {text.splitlines()[-1]}" if text else "")
 
 
-LOOK_S = 1.0  # between looks whether the server still runs
-MOST_LOSSES, LOSSES_S = 2, 60.0  # of servers, before no more is started
+LOOK_S = 1.0  # between two checks whether the server is stopped
+MOST_LOSSES, LOSSES_S = 2, 60.0  # after so many lost servers within this time, no other one is started
 
 
 @dataclass
 class _Process:
-    """One worker's. ``key`` is its name at the fork server, ``doomed`` why it was ended."""
+    """The process of a worker. ``key``: names it at the fork server; ``doomed``: why the launcher has ended it."""
 
     key: int
     bootstrap: Bootstrap
@@ -233,10 +245,13 @@ class _Process:
 
 
 class ForkLauncher(Launcher):
-    """Room for ``capacity`` processes on this machine.
+    """Starts workers as processes of this placement.
 
-    ``devices``: the names that workers may be given, or "auto" for what the machine has. ``preload``: modules that the
-    fork server imports once for all workers; it begins at once, in the background. ``prefix``: see ``Spawner``.
+    Args:
+        capacity: The number of workers that it has room for.
+        devices: The devices that workers may get; "auto": the devices of this placement.
+        preload: The modules that the fork server imports once for all workers, from now on in the background.
+        prefix: As of ``Spawner``.
     """
 
     def __init__(
@@ -317,7 +332,7 @@ class ForkLauncher(Launcher):
         try:
             while self._spawner is not None and (reply := self._spawner.receive()) is not None:
                 process = self._by_key.get(reply.key)
-                if process is None:  # it was given up meanwhile: no run that begins now must fail by it
+                if process is None:  # it was given up meanwhile, and must not fail another run
                     if isinstance(reply, Forked):
                         self._spawner.kill([reply.key])
                     continue
@@ -348,22 +363,22 @@ class ForkLauncher(Launcher):
             self._finish(process, -signal.SIGKILL, "the cluster was closed")
 
     def server(self) -> Spawner:
-        """The warm fork server, started again where it was lost."""
+        """The warm fork server. It is started again if it was lost."""
         if self._spawner is None:
             self._spawner = Spawner(self._preload, self._prefix)
         return self._spawner
 
     def _assign(self, device: str, workers: Sequence[Bootstrap]) -> list[str]:
-        """Devices for more workers of one run."""
+        """Return devices for more workers of one run."""
         names: Sequence[str] = ("cpu",)
         if device != "cpu":
             names = placement.devices() if self._devices == "auto" else self._devices
-        same_run_devices: list[str] = []
-        other_devices: list[str] = []
+        of_run: list[str] = []
+        of_others: list[str] = []
         for process in self._processes.values():
             same_run = process.bootstrap.coordinator == workers[0].coordinator
-            (same_run_devices if same_run else other_devices).append(process.device)
-        least_used_first = placement.least_used_first(names, same_run_devices, other_devices)
+            (of_run if same_run else of_others).append(process.device)
+        least_used_first = placement.least_used_first(names, of_run, of_others)
         return [placement.assign(device, index, least_used_first) for index in range(len(workers))]
 
     def _finish(self, process: _Process, code: int, why: str = "") -> None:
@@ -372,7 +387,7 @@ class ForkLauncher(Launcher):
         self._events.append(ProcessEnded(process.bootstrap, code, process.log.tail(note), why))
 
     def _lose(self, lost: ServerLost) -> None:
-        """The server has gone. The kernel killed its workers with it; what these had started is killed here."""
+        """Take in the loss of the server. The kernel has killed its workers; kill what they had started."""
         if self._spawner is None:
             return
         self._spawner.close()

@@ -5,18 +5,16 @@
 It imports the modules and then serves its controller over a Unix socket that keeps message borders
 (SOCK_SEQPACKET), one small JSON object a message. Requests: ``{"fork": key, "bootstrap": text}`` with a file
 descriptor (the worker's log) and ``{"kill": [key...]}``. Replies: ``{"forked": key, "pid": pid}``,
-``{"ended": key, "code": code}`` (negative: the signal) and ``{"refused": key, "why": text}``. A worker learns from
-its coordinator what to do; the server does not know it.
+``{"ended": key, "code": code}`` (negative: the signal) and ``{"refused": key, "why": text}``. A worker gets its task
+from its coordinator, not from the server.
 
-No worker outlives its server: the kernel kills it (PR_SET_PDEATHSIG). ``GroupGuard`` kills what the workers had
-started: a small process that knows their process groups. It waits for the end of a pipe whose other end the server
-alone holds, so it needs no controller: server and controller may be killed at once. No server outlives its
-controller: it ends at the end of the control socket or when it is orphaned, and first kills the process group of
-every worker. No process group outlives its worker. As a child subreaper the server also inherits, and kills at its
-own end, what escaped from those groups.
+No worker outlives its server: the kernel kills it (PR_SET_PDEATHSIG), and ``GroupGuard`` kills the processes that it
+had started. No server outlives its controller: at the end of the control socket, or when it is orphaned, the server
+kills every worker's process group and ends. As a child subreaper it also inherits processes that left those groups,
+and kills them at its own end.
 
-It has one thread, no CUDA context and no OpenMP pool (its starter sets the thread counts to 1), or forking would
-not be safe. `docs/decisions/0002-own-forkserver.md` says why this is not multiprocessing's fork server.
+The server has one thread, no CUDA context and no OpenMP pool (its starter sets the thread counts to 1): otherwise a
+fork would not be safe. `docs/decisions/0002-own-forkserver.md` explains why this is not multiprocessing's fork server.
 """
 
 from __future__ import annotations
@@ -40,38 +38,39 @@ from typing import NoReturn
 from elastune.runtime import worker
 from elastune.runtime.launcher import read_bootstrap
 
-# When a fork server is killed, its workers die with it, but the processes that they started would not. A guard is a
-# small process that knows the workers' process groups. It waits for the end of a pipe whose other end only the server
-# holds, and then kills the remaining groups. It needs no controller: server and controller may be killed at once.
-
 READ_BYTES = 4096
 
 
 class GroupGuard:
-    """The server's end. To be made before anything large is imported: the guard is a fork of this process."""
+    """Kills the processes that workers have started when their fork server is killed.
+
+    The guard is a small process, forked from this one, that knows the workers' process groups. It waits for the end of
+    a pipe whose other end only the server holds, and then kills the remaining groups. It needs no controller: server
+    and controller may be killed at once. Make it before any large import, because it is a fork of this process.
+    """
 
     def __init__(self) -> None:
-        theirs, self._pipe = os.pipe2(os.O_CLOEXEC)
+        reader, self._pipe = os.pipe2(os.O_CLOEXEC)
         self.process = os.fork()
         if self.process == 0:
             os.close(self._pipe)
-            _watch(theirs)
-        os.close(theirs)
+            _watch(reader)
+        os.close(reader)
 
     def protect(self, leader: int) -> None:
-        """``leader`` founds a process group."""
-        self._write_number(leader)
+        """Kill the process group of ``leader`` if the server is killed."""
+        self._send(leader)
 
     def forget(self, leader: int) -> None:
-        """Its group was killed. To be said before the number can be given to another process."""
-        self._write_number(-leader)
+        """Forget the group of ``leader``, which was killed. Call it before another process can get that number."""
+        self._send(-leader)
 
     def close(self) -> None:
-        """In a forked child: this end is the server's alone."""
+        """Close this end in a forked child, so that only the server holds it."""
         os.close(self._pipe)
 
-    def _write_number(self, number: int) -> None:
-        with contextlib.suppress(OSError):  # somebody has killed the guard: workers end without it, too
+    def _send(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # the guard was killed; workers end without it, too
             os.write(self._pipe, b"%d\n" % number)
 
 
@@ -94,24 +93,6 @@ def _watch(pipe: int) -> NoReturn:
     finally:
         os._exit(0)
 
-
-# The server imports torch once, so that a worker starts in milliseconds. It is started as
-#
-#     python -m elastune.runtime.clusters.fork_server CONTROL_FD CONTROLLER_PID [MODULE...]
-#
-# and serves its controller over a Unix socket that keeps message borders (SOCK_SEQPACKET), with one small JSON object
-# in each message. Requests: ``{"fork": key, "bootstrap": text}`` with a file descriptor (the worker's log), and
-# ``{"kill": [key...]}``. Replies: ``{"forked": key, "pid": pid}``, ``{"ended": key, "code": code}`` (negative: the
-# signal) and ``{"refused": key, "why": text}``. A worker gets its task from its coordinator, not from the server.
-#
-# No worker outlives its server: the kernel kills it (PR_SET_PDEATHSIG), and the guard kills the processes that it had
-# started. No server outlives its controller: at the end of the control socket, or when it is orphaned, it kills every
-# worker's process group and ends. As a child subreaper it also inherits processes that left those groups, and kills
-# them at its own end.
-#
-# The server has one thread, no CUDA context and no OpenMP pool (its starter sets the thread counts to 1): otherwise a
-# fork would not be safe. `docs/decisions/0002-own-forkserver.md` explains why this is not multiprocessing's fork
-# server.
 
 REQUEST_LIMIT_BYTES = 1 << 16
 REFUSED_CODE = 71  # EX_OSERR of sysexits.h
@@ -137,19 +118,25 @@ def die_with(parent: int) -> None:
 
 
 def kill_worker(process: int) -> None:
-    """SIGKILL to a child and to its process group: a child just forked may not have founded one yet."""
+    """Send SIGKILL to a child and to its process group: a new child may not have founded its group yet."""
     os.kill(process, signal.SIGKILL)
     kill_group(process)
 
 
 def kill_group(leader: int) -> None:
-    """SIGKILL to the process group that ``leader`` founded, if any of it is left."""
+    """Send SIGKILL to the process group of ``leader``, if any process of it is left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
 
 class Server:
-    """The serving loop. ``controller`` is the process to live for."""
+    """The loop that forks and kills workers for its controller.
+
+    Args:
+        control: The socket to the controller.
+        controller: The controller's process; the server ends with it.
+        guard: The guard of the workers' process groups.
+    """
 
     def __init__(self, control: socket.socket, controller: int, guard: GroupGuard) -> None:
         self._control = control
@@ -159,10 +146,10 @@ class Server:
         self._alarm, self._alarm_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
-        """Until the controller goes.
+        """Serve until the controller ends.
 
-        SIGTERM alone ends nothing: where it goes to all processes of a batch system's job, a container or a service,
-        workers are to leave in good order first; the controller ends this one then.
+        SIGTERM does not end the server: a batch system, container or service may send it to all processes, and workers
+        must leave in good order first. Then the controller ends the server.
         """
         for number in SIGNALS:
             signal.signal(number, _noted)
@@ -174,15 +161,15 @@ class Server:
         while serving:
             ready = [fd for fd, _ in poll.poll()]
             if self._alarm in ready:
-                serving = self._heed(os.read(self._alarm, 4096))
+                serving = self._handle_signals(os.read(self._alarm, 4096))
             if serving and self._control.fileno() in ready:
                 serving = self._answer()
         self._end()
 
-    def _heed(self, numbers: bytes) -> bool:
+    def _handle_signals(self, numbers: bytes) -> bool:
         if signal.SIGCHLD in numbers:
             self._reap()
-        # ORPHANED comes when the *thread* ends that started this process; the controller itself may well live on.
+        # ORPHANED comes when the *thread* that started this process ends; the controller may still live.
         return os.getppid() == self._controller
 
     def _answer(self) -> bool:
@@ -203,7 +190,7 @@ class Server:
         return True
 
     def _reply(self, **fields: object) -> None:
-        with contextlib.suppress(ConnectionError):  # the controller has gone: the loop is about to see it
+        with contextlib.suppress(ConnectionError):  # the controller is gone, as the loop will see
             self._control.send(json.dumps(fields).encode())
 
     def _fork(self, key: int, bootstrap: str, log: int) -> None:
@@ -225,7 +212,7 @@ class Server:
 
     def _become_worker(self, server: int, bootstrap: str, log: int) -> NoReturn:
         try:
-            os.setsid()  # Ctrl-C in the terminal is for the controller to decide about
+            os.setsid()  # the controller decides about Ctrl-C in the terminal
             die_with(server)
             signal.set_wakeup_fd(-1)
             for number in SIGNALS:
@@ -248,7 +235,7 @@ class Server:
         while (process := _dead_child()) is not None:
             key = self._keys.pop(process, None)
             if key is not None:
-                kill_group(process)  # before the wait: as long as its leader is a zombie, nobody gets the number
+                kill_group(process)  # before the wait: while its leader is a zombie, no other process gets the number
                 self._guard.forget(process)
             _, status = os.waitpid(process, 0)
             if key is not None:
@@ -269,11 +256,11 @@ class Server:
 
 
 def _noted(_number: int, _frame: FrameType | None) -> None:
-    """A signal handler that only has to exist: the wake-up pipe carries the signal into the loop."""
+    """Do nothing: the wake-up pipe carries the signal into the loop, if a handler exists."""
 
 
 def _dead_child() -> int | None:
-    """A child that ended and was not waited for yet, left as it is."""
+    """Return a child that has ended and was not waited for, without waiting for it."""
     try:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -282,7 +269,7 @@ def _dead_child() -> int | None:
 
 
 def _children() -> list[int]:
-    """This process's children, adopted ones included (none where the kernel keeps no such list)."""
+    """Return this process's children, including adopted ones; none if the kernel keeps no such list."""
     listed = Path(f"/proc/self/task/{os.getpid()}/children")
     return [int(process) for process in listed.read_text(encoding="ascii").split()] if listed.exists() else []
 

@@ -189,7 +189,7 @@ class HostsCluster(ElasticCluster):
         grows: Whether a run gets all room that there is; False where the caller distributes the workers.
         grace_s: How long agents and their workers continue without a controller, and look for the next one.
         gather_s: How long a run waits for agents with room for its first workers.
-        tell: Called with one line whenever an agent comes or goes.
+        notify: Called with one line whenever an agent comes or goes.
         spot: Decides how many workers on on-demand hosts the run may have; None: it may use all hosts alike.
         out: The output folder. Each host is asked whether it sees this folder before it gets workers.
         own_folders: Whether hosts do not see the output folder, so that their agents push checkpoints to the controller
@@ -387,7 +387,7 @@ class TransferredRuns:
         address: As of ``FileTransferServer``.
         token: As of ``FileTransferServer``.
         tls: As of ``FileTransferServer``.
-        tell: Called with each line for the user.
+        notify: Called with each line for the user.
 
     Attributes:
         ring: Wakes the controller, which then calls ``look``. Any thread may call it.

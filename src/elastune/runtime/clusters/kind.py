@@ -1,7 +1,8 @@
 """The contract of a kind of cluster: the settings in its name, checked, and how it is opened.
 
 A name is ``KIND[:SETTING,...]``, each setting ``KEY=VALUE``. A kind is a dataclass of its settings; the types of
-its fields say which values are allowed. To add a kind, write it and name it in ``registry``.
+its fields say which values are allowed. To add a kind, write it and name it in ``registry``, or offer it by an entry
+point (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
     from elastune.runtime.spot import SpotWatch
 
 HostKind = Literal["spot", "on-demand"]
-"""Of what a batch system or Ray gives (``core.cost.KINDS``)."""
+"""The kind of the hosts that a batch system or Ray gives (``core.cost.KINDS``)."""
 Folder = Literal["auto", "shared", "local"]
-"""Whether hosts see the folder of a run, or have folders of their own; "auto": as is found out."""
+"""Whether hosts see the output folder ("shared") or not ("local"). "auto": the first hosts decide."""
 
 
 def has_own_folders(folder: Folder, room: CapacityRequest) -> bool | None:
-    """Whether hosts have folders of their own; None: it is to be found out. What has outlived its controller goes on as
-    it began."""
+    """Whether hosts do not see the output folder; None: the first hosts decide.
+
+    Workers that have outlived their controller continue as they began.
+    """
     if folder == "auto" and room.adopts:
         return had_local_folders(room.out)
     return {"auto": None, "shared": False, "local": True}[folder]
@@ -38,11 +41,14 @@ def has_own_folders(folder: Folder, room: CapacityRequest) -> bool | None:
 
 @dataclass(frozen=True)
 class Access:
-    """How agents and the controller find each other, where a cluster consists of agents.
+    """How agents and the controller of a cluster of agents reach each other.
 
-    ``token_file``: the secret that agents and controller share, made where there is none; ``tls``: their connections
-    are to be encrypted; ``interface``: the network they use, loopback where there is none; ``gather_s``: how long to
-    wait for the first workers' room. ``notify``: is called with one line when agents come and go.
+    Attributes:
+        token_file: The file with their secret; it is made if it does not exist.
+        interface: The network interface; None: loopback.
+        gather_s: How long to wait for agents with room for the first workers.
+        notify: Called with a line when an agent comes or goes.
+        tls: Whether connections must be encrypted.
     """
 
     token_file: Path | None = None
@@ -54,11 +60,16 @@ class Access:
 
 @dataclass(frozen=True)
 class CapacityRequest:
-    """What a job wants of its cluster. ``workers``: there must be room for so many before it begins; ``most``: it never
-    has more; ``out``: the folder of its results. ``grows``: a run takes workers that come later by itself; false where
-    somebody else gives them out. ``grace_s``: how long they go on without a controller; ``adopts``: some may have done
-    so since the controller before this one, so none are waited for. ``spot``: says how many workers on on-demand hosts
-    the one run may have.
+    """The room that a job needs of its cluster.
+
+    Attributes:
+        out: The output folder.
+        workers: The job begins once there is room for so many workers.
+        most: The job never has more workers.
+        grows: Whether a run takes workers that come later by itself; False if the caller distributes the workers.
+        grace_s: How long workers go on without a controller.
+        adopts: Workers may have outlived an earlier controller, so the job does not wait for others.
+        spot: Decides how many workers on on-demand hosts the run may have.
     """
 
     out: Path
@@ -72,69 +83,84 @@ class CapacityRequest:
 
 @dataclass(frozen=True)
 class ClusterFinding:
-    """``what`` is there, as ``value`` says; where that is None it is not, or does not fit: ``fix``."""
+    """A property of a cluster, for ``elastune doctor``.
 
-    what: str
+    Attributes:
+        name: The property.
+        value: Its value; None: it is missing or does not fit.
+        fix: What to do then.
+    """
+
+    name: str
     value: str | None
     fix: str = ""
 
 
 class ClusterKind(ABC):
-    """A cluster as its name describes it. Subclasses are frozen dataclasses of their settings."""
+    """A kind of cluster with its settings, as ``--cluster`` names it. Subclasses are frozen dataclasses of settings.
+
+    Example:
+        >>> parse_cluster("slurm:partition=gpu")  # an object of the subclass ``SlurmKind``
+    """
 
     name: ClassVar[str]
     form: ClassVar[str]
-    """How it is written, such as "hosts:PORT"."""
+    """How a user writes it, such as "hosts:PORT"."""
     here: ClassVar[bool] = False
     """Whether workers run on this machine."""
     first: ClassVar[str | None] = None
-    """The setting whose value may stand first, without its key."""
+    """The setting whose value may come first, without its key."""
 
     @property
     def reports_host_kind(self) -> bool:
-        """Whether hosts tell of which kind they are, spot or on-demand, so that the policy ``spot`` can choose."""
+        """Whether hosts report their kind, spot or on-demand, so that the policy ``spot`` can choose."""
         return False
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From what follows the kind's name. Raises ``UserError``."""
+        """Read the settings that follow the kind's name. Raises ``UserError`` for wrong settings."""
         return cls._checked(cls._settings(text))
 
     @abstractmethod
     def check(self, access: Access) -> None:
-        """Raise ``UserError`` where ``access`` contradicts it, or lacks what it needs. Cheap; opens nothing."""
+        """Raise ``UserError`` if ``access`` contradicts this kind, or lacks a setting. Quick; opens nothing."""
 
     @abstractmethod
     def open(self, access: Access, room: CapacityRequest) -> Cluster | None:
-        """The cluster, once it has ``room``. None: workers run on this machine, and each job makes its own.
+        """Open the cluster and wait until it has ``room``.
 
-        Raises ``UserError`` where it cannot be had, with nothing left of it.
+        Returns:
+            The cluster; None: workers run on this machine, and each job makes its own cluster.
+
+        Raises:
+            UserError: If it cannot be opened. Nothing is left of it then.
         """
 
     def inspect(self, access: Access, out: Path | None) -> list[HostReport]:
-        """What there is to find, within ``access.gather_s``; whether hosts see the folder ``out``.
+        """Return what hosts report within ``access.gather_s``, and whether they see the folder ``out``.
 
-        Raises ``UserError``, also where nothing is to be found.
+        Raises:
+            UserError: If that fails, and for a kind without other hosts.
         """
-        raise UserError("a cluster of other hosts can be looked at", f"--cluster {self.name}", "such as hosts:7070")
+        raise UserError("only a cluster of other hosts reports hosts", f"--cluster {self.name}", "such as hosts:7070")
 
     def examine(self) -> list[ClusterFinding]:
-        """The properties of such a cluster before any host comes; empty where unknown. Raises ``UserError``."""
+        """Return the properties of the cluster before any host comes; empty if unknown. Raises ``UserError``."""
         return []
 
     @classmethod
     def _settings(cls, text: str) -> dict[str, str]:
         settings: dict[str, str] = {}
         known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-        for at, item in enumerate(text.split(",") if text else []):
+        for index, item in enumerate(text.split(",") if text else []):
             key, equals, value = item.partition("=")
-            if not equals and at == 0 and cls.first is not None:
+            if not equals and index == 0 and cls.first is not None:
                 key, value = cls.first, item
             elif not equals:
                 raise UserError(f"--cluster {cls.name} has settings KEY=VALUE", repr(item), f"write it {cls.form}")
             if key not in known:
-                may = f"it has {', '.join(known)}" if known else "it has none"
-                raise UserError(f"--cluster {cls.name} must have settings that it knows", repr(key), may)
+                fix = f"it has {', '.join(known)}" if known else "it has none"
+                raise UserError(f"--cluster {cls.name} must have settings that it knows", repr(key), fix)
             if key in settings:
                 raise UserError(f"--cluster {cls.name} has a setting once", key, "leave the others out")
             settings[key] = value
@@ -154,7 +180,7 @@ class ClusterKind(ABC):
 
 @dataclass(frozen=True)
 class ClusterRequest:
-    """A cluster that is opened once a job is known to be right."""
+    """A cluster that is opened once all other settings of a job are checked."""
 
     kind: ClusterKind
     access: Access
@@ -166,19 +192,22 @@ class ClusterRequest:
 
 @contextmanager
 def opened(cluster: Cluster | ClusterRequest | None, room: CapacityRequest) -> Iterator[Cluster | None]:
-    """The cluster that is asked for, open until the end of the block; one that is open already stays so.
+    """Give the requested cluster, open until the end of the block. A cluster that is open already stays open.
 
-    None: each job makes its own. Raises ``UserError`` where it cannot be had.
+    None: each job makes its own cluster.
+
+    Raises:
+        UserError: If it cannot be opened.
     """
     kind = cluster.kind if isinstance(cluster, ClusterRequest) else None
     if room.spot is not None and (kind is None or not kind.reports_host_kind):
-        rule = "the policy spot chooses among hosts that tell their kind"
+        rule = "the policy spot chooses among hosts that report their kind"
         fix = "use --cluster hosts:PORT, or kind=spot on Slurm and Ray"
         raise UserError(rule, "another cluster" if kind is None else kind.name, fix)
     if not isinstance(cluster, ClusterRequest):
         yield cluster
-    elif (mine := cluster.open(room)) is None:
+    elif (fresh := cluster.open(room)) is None:
         yield None
     else:
-        with mine:
-            yield mine
+        with fresh:
+            yield fresh

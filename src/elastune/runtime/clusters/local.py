@@ -1,6 +1,6 @@
 """``local``: workers are processes of this machine, forked from a warm server and watched until their end.
 
-``DetachedCluster`` is for workers that may outlive their controller: an agent in a session of its own owns them.
+``DetachedCluster`` is for workers that may outlive their controller: they belong to an agent in its own session.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write
@@ -28,14 +28,14 @@ from elastune.runtime.clusters.kind import Access, CapacityRequest, ClusterKind
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.runtime.worker import WORK
 
-WARM = (*PRELOAD, WORK.partition(":")[0])  # what every worker would import
+WARM = (*PRELOAD, WORK.partition(":")[0])  # the modules that every worker imports
 LOOPBACK = "127.0.0.1"
 REACH_LIMIT_S = 2.0
 SILENCE_S = 120.0
 
 
 def check_loopback() -> None:
-    """Raise ``UserError`` where processes of this machine cannot reach each other: workers would fail one by one."""
+    """Raise ``UserError`` if processes of this machine cannot reach each other: all workers would fail."""
     with socket.create_server((LOOPBACK, 0)) as listener:
         try:
             socket.create_connection(listener.getsockname(), REACH_LIMIT_S).close()
@@ -45,12 +45,21 @@ def check_loopback() -> None:
 
 
 class LocalCluster(ElasticCluster):
-    """Room for ``capacity`` worker processes on this machine.
+    """A cluster of worker processes on this machine. They end with the process that made the cluster.
 
-    The death of the process that made it, however sudden, ends everything that it started. ``devices``: the names that
-    workers may be given, or "auto" for what the machine has. ``preload``: modules that the fork server imports once for
-    all workers; it begins here, in the background, so a cluster made early is warm when its first run starts. Raises
-    ``UserError`` where this machine cannot reach itself.
+    Args:
+        capacity: The number of workers that it has room for.
+        devices: The devices that workers may get; "auto": the devices of this machine.
+        entry: The ``module:function`` that a worker runs.
+        preload: The modules that the fork server imports once for all workers. It begins at once, in the background, so
+            a cluster that is made early is warm when its first run starts.
+
+    Raises:
+        UserError: If this machine cannot reach itself.
+
+    Example:
+        >>> with LocalCluster(capacity=2) as cluster:
+        ...     handle = cluster.start(spec)
     """
 
     def __init__(
@@ -63,7 +72,7 @@ class LocalCluster(ElasticCluster):
     ) -> None:
         check_loopback()
         launcher = ForkLauncher(capacity, devices=devices, preload=preload)
-        # A worker here ends with its controller in any case; one that hears nothing may wait for the network.
+        # A worker on this machine ends with its controller in any case, so a long silence does no harm.
         super().__init__(launcher, entry=entry, silence_s=SILENCE_S)
         atexit.register(self.close)
 
@@ -72,30 +81,36 @@ class LocalCluster(ElasticCluster):
         atexit.unregister(self.close)
 
 
-# Workers that may outlive their controller belong to an agent in a session of its own on this machine.
+# --- workers that may outlive their controller ---
 
 LOOPBACK_ADDRESS, INTERFACE = "127.0.0.1", "lo"
 TOKEN_NAME, PORT_NAME = ".agent-token", ".agent-port"
-GATHER_S = 120.0  # how long the agent may take to come: it imports torch first
+GATHER_S = 120.0  # how long the agent may take to connect: it imports torch first
 CLOSE_LIMIT_S = 30.0
-TRIES = 3  # agents that are started one after another
+TRIES = 3  # the most agents that are started one after another
 
 
 class DetachedCluster(HostsCluster):
-    """Room for ``capacity`` workers on this machine, which look for the next controller of what is in ``out``.
+    """A cluster of workers on this machine that look for the next controller when theirs has died.
 
-    Where the agent of a controller before this one may be left, it is listened for where that one listened. Another
-    one is started for a run that finds no room, or (``fills``) by ``fill``, for whoever gives the room out, and then
-    whenever one is lost.
+    If an agent of an earlier controller may be left, the cluster listens on the port of that controller. It starts
+    another agent for a run that finds no room. With ``fills``, ``fill`` starts it, and again after each loss.
+
+    Args:
+        capacity: The number of workers that it has room for.
+        out: The output folder.
+        grace_s: How long workers go on without a controller.
+        notify: Called with a line for the user.
+        fills: Whether the caller distributes the room.
     """
 
     def __init__(
         self, capacity: int, out: Path, grace_s: float, notify: Callable[[str], None], *, fills: bool = False
     ) -> None:
         self._out = out
-        self._wanted, self._fills = capacity, fills
+        self._most, self._fills = capacity, fills
         self._agent: subprocess.Popen[bytes] | None = None
-        self._owns = False  # the files by which its agent is found
+        self._owns = False  # whether this cluster has written the files by which its agent is found
         self._filled, self._starts = False, 0
         token, port = _left_in(out)
         self._token = token
@@ -114,12 +129,12 @@ class DetachedCluster(HostsCluster):
 
         try:
             listen(port)
-        except UserError:  # somebody else's port by now, or a controller lives: the journal's lock will tell
+        except UserError:  # another process has the port, or the controller lives: the journal's lock shows that
             listen(0)
 
     def start(self, spec: RunSpec) -> ElasticRun:
         if not self._fills and self._agent is None and self.free < spec.execution.workers:
-            self._start_agent(self._wanted)
+            self._start_agent(self._most)
         return super().start(spec)
 
     def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
@@ -130,7 +145,7 @@ class DetachedCluster(HostsCluster):
         return adopted
 
     def fill(self) -> None:
-        """Have all the room that is wanted, beside what an agent of the controller before has. Raises ``UserError``."""
+        """Start an agent for the room that no agent of the earlier controller has. Raises ``UserError``."""
         self._filled = True
         if missing := self._start_missing():
             self.gather(self.free + missing, GATHER_S)
@@ -141,10 +156,10 @@ class DetachedCluster(HostsCluster):
             self._start_missing()
 
     def _start_missing(self) -> int:
-        """Start an agent for the room that is missing, unless one is on its way; how much that is."""
-        missing = self._wanted - self.capacity
-        starting = self._agent is not None and self._agent.poll() is None
-        if missing <= 0 or starting or self._starts == TRIES:
+        """Start an agent for the missing room, unless one starts already. Return its room."""
+        missing = self._most - self.capacity
+        starts_already = self._agent is not None and self._agent.poll() is None
+        if missing <= 0 or starts_already or self._starts == TRIES:
             return 0
         self._start_agent(missing)
         return missing
@@ -187,7 +202,7 @@ class DetachedCluster(HostsCluster):
 
 
 def _left_in(out: Path) -> tuple[str, int]:
-    """The token and port of the controller before this one; a new token, and any port, where there was none."""
+    """Return the token and port of the earlier controller; without one, a new token and 0 (any port)."""
     try:
         port = int((out / PORT_NAME).read_text())
         return read_token(out / TOKEN_NAME), port if 0 < port < 1 << 16 else 0
@@ -195,13 +210,9 @@ def _left_in(out: Path) -> tuple[str, int]:
         return secrets.token_urlsafe(BYTES), 0
 
 
-if TYPE_CHECKING:
-    pass
-
-
 @dataclass(frozen=True)
 class LocalKind(ClusterKind):
-    """No settings: each job has as many processes as it needs; they end with their controller, or after a grace."""
+    """The cluster ``local``, without settings: each job has as many processes as it needs on this machine."""
 
     name = "local"
     form = "local"
@@ -215,7 +226,6 @@ class LocalKind(ClusterKind):
     def open(self, access: Access, room: CapacityRequest) -> DetachedCluster | None:
         if not (room.grace_s or room.adopts):
             return None
-
         cluster = DetachedCluster(room.most, room.out, room.grace_s, lambda line: None, fills=not room.grows)
         if not (room.grows or room.adopts):
             try:

@@ -1,8 +1,8 @@
 """``ray[:address=...,...]``: workers run on the nodes of a Ray cluster; each agent is an actor.
 
-An actor starts on a node that has what its workers need, and waits until there is one. An actor that waits makes
-Ray's autoscaler add a node. Actors end with the process that started them. Actors with a name outlive it, and the
-next controller finds them by that name. Ray is imported when it is first used.
+An actor waits for a node with the resources of its workers, and a waiting actor makes Ray's autoscaler add a node.
+Actors end with the process that started them. Actors with a name outlive it, and the next controller finds them by that
+name. Ray is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -50,32 +50,39 @@ INSTALL = "pip install 'elastune[ray]'"
 
 @dataclass(frozen=True)
 class WorkerShape:
-    """What Ray is asked for, for one worker."""
+    """The resources of one worker, as Ray counts them."""
 
     cpus: float = 1.0
     gpus: float = 0.0
 
     def of(self, workers: int) -> dict[str, float]:
-        """For so many on one node. Ray gives parts of one GPU, but no parts of several."""
+        """The resources of so many workers on one node. Ray divides one GPU, but not several."""
         gpus = self.gpus * workers
         return {"num_cpus": self.cpus * workers, "num_gpus": math.ceil(gpus) if gpus > 1 else gpus}
 
     def room(self, resources: Mapping[str, float]) -> int:
-        """How many a node with ``resources`` has room for."""
+        """The number of workers that a node with ``resources`` has room for."""
         demands = ((resources.get("CPU", 0.0), self.cpus), (resources.get("GPU", 0.0), self.gpus))
         return int(min(has // each for has, each in demands if each))
 
 
 def usual_room(nodes: Sequence[Mapping[str, float]], shape: WorkerShape) -> int:
-    """The workers that most of the ``nodes`` with room for any have room for; 0 where none has."""
+    """Return the most frequent room among ``nodes``, without those that have none; 0 if no node has room."""
     rooms = Counter(room for node in nodes if (room := shape.room(node)))
     return max(rooms, key=lambda room: (rooms[room], room), default=0)
 
 
 def join_ray(address: str | None) -> Callable[[], None]:
-    """Become a driver of the Ray cluster at ``address`` ("host:port"), by default the one of this job or machine.
+    """Make this process a driver of a Ray cluster. A process that is a driver already stays one.
 
-    What to call when it is not needed any more; a process that was a driver stays one. Raises ``UserError``.
+    Args:
+        address: The address of the cluster ("host:port"); None: the cluster of this job or machine.
+
+    Returns:
+        A function to call when the connection is no longer needed.
+
+    Raises:
+        UserError: If the cluster cannot be reached.
     """
     ray = need_ray()
     if ray.is_initialized():
@@ -92,12 +99,12 @@ def join_ray(address: str | None) -> Callable[[], None]:
 
 
 def one_line(error: Exception) -> str:
-    """What Ray says, often in many."""
+    """The text of an error of Ray, which often has many lines, in one line."""
     return " ".join(str(error).split())[:300]
 
 
 def need_ray() -> Any:
-    """The package. Raises ``UserError`` where it is not installed."""
+    """Return the package ray. Raises ``UserError`` if it is not installed."""
     try:
         import ray
     except ImportError:
@@ -106,17 +113,17 @@ def need_ray() -> Any:
 
 
 def nodes() -> list[dict[str, float]]:
-    """The resources of each node that lives. To be asked while joined."""
+    """Return the resources of each live node. The process must have joined a cluster."""
     return [node["Resources"] for node in need_ray().nodes() if node["Alive"]]
 
 
 def own_address() -> str:
-    """That of this node, by which the others reach it. To be asked while joined."""
+    """Return the address by which other nodes reach this node. The process must have joined a cluster."""
     return str(need_ray().util.get_node_ip_address())
 
 
 def _reach(where: str) -> None:
-    """Ray itself would try for minutes. Raises ``UserError``."""
+    """Raise ``UserError`` if no process listens at ``where``. Ray itself would try for minutes."""
     if where == AUTO:
         return
     host, _, port = where.rpartition(":")
@@ -130,7 +137,7 @@ def _reach(where: str) -> None:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """``ray.init`` has SIGTERM end the process at once, wherever it is."""
+    """Restore the handler of SIGTERM after the block: ``ray.init`` lets SIGTERM end the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -141,20 +148,21 @@ def _signals_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# Each agent is an actor that waits for a node with the resources of its workers: a waiting actor makes Ray's
-# autoscaler add a node. An actor ends with the process that started it. A named actor outlives that process, and the
-# next controller finds it by its name.
-
-PATIENCE_S = 60  # an agent whose controller has gone looks for it no longer
+PATIENCE_S = 60  # how long an agent looks for its controller
 END_LIMIT_S = 5.0
-ASK_S = 120.0  # how long a question for an agent's end stays open; a controller that has gone leaves one
+ASK_S = 120.0  # how long a call that asks for an agent's end waits
 NAMESPACE = "elastune"  # of actors with names
 _NAMES = {"num_cpus": "CPU", "num_gpus": "GPU"}
 
 
 @dataclass(frozen=True)
 class DetachedActors:
-    """Actors outlive their controller: all are called ``name``, a dash and their label; ``folder`` says so."""
+    """Actors that outlive their controller.
+
+    Attributes:
+        name: The beginning of the names of all actors. A dash and the label follow.
+        folder: The folder with the controller's address.
+    """
 
     name: str
     folder: Path
@@ -162,8 +170,13 @@ class DetachedActors:
 
 @dataclass
 class _Actor:
-    """One that was asked for. ``here``: what Ray has once it has a node; ``end``: once its agent has ended, or that was
-    asked long enough ago."""
+    """A requested actor.
+
+    Attributes:
+        handle: Ray's handle.
+        here: Ray's reference that is ready once the actor has a node.
+        end: Ray's reference that is ready once the agent has ended, or the call has waited long enough.
+    """
 
     handle: Any
     here: Any
@@ -171,12 +184,19 @@ class _Actor:
 
 
 class Actors(Starter):
-    """Agents with room for ``workers`` of ``shape`` each, which join ``address`` with ``token``.
+    """Starts agents as actors of a Ray cluster, which the process must have joined.
 
-    Ray knows the token: whoever may use its cluster may run anything there, agents and their workers included. It goes
-    from this process to the actor's, and is stored nowhere on the way. The process must have joined a Ray cluster;
-    ``leave`` is called once it is not needed any more. ``kept``: they outlive this process, and those of the
-    controller before it that are called so are taken over; ``close`` ends them. ``kind``: of their nodes.
+    Ray knows the token: every user of its cluster may run anything there, also agents and workers. The token goes from
+    this process to the actor's process and is not stored between them.
+
+    Args:
+        address: The address to which agents connect ("host:port").
+        token: Their secret.
+        workers: The room of each agent.
+        shape: The resources of a worker.
+        leave: Called when the connection to Ray is no longer needed.
+        kept: The actors outlive this process; the actors of the earlier controller with that name are taken over.
+        kind: The kind of the nodes.
     """
 
     def __init__(
@@ -194,9 +214,15 @@ class Actors(Starter):
         self._token = token
         self._options = ["--join", address, "--workers", str(workers), "--patience", f"{PATIENCE_S}s", "--kind", kind]
         resources = shape.of(workers)
-        self._room_text = " and ".join(f"{resources[key]:g} {name}s" for key, name in _NAMES.items() if resources[key])
+        amounts = [f"{resources[key]:g} {name}s" for key, name in _NAMES.items() if resources[key]]
+        self._resources = " and ".join(amounts)
         self._class = self._ray.remote(AgentActor)
-        self._wanted = {**resources, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_concurrency": CALLS}
+        self._actor_options = {
+            **resources,
+            "scheduling_strategy": "SPREAD",
+            "max_restarts": 0,
+            "max_concurrency": CALLS,
+        }
         self._actors: dict[str, _Actor] = {}
         self._ends: dict[str, str] = {}
         self._number = self._waiting = 0
@@ -204,20 +230,20 @@ class Actors(Starter):
         for label, handle in ({} if kept is None else left_actors(self._ray, kept.name)).items():
             self._number = max(self._number, int(label.rpartition("-")[2]))
             self._actors[label] = self._start_actor(label, handle)
-            handle.look_at.remote(address)  # where it looks already, unless this controller is on another machine
+            handle.look_at.remote(address)  # another address if this controller is on another machine
 
     def start(self, count: int) -> None:
         for _ in range(count):
             self._number += 1
             label = f"actor-{self._number}"
             try:
-                handle = self._class.options(**self._wanted, **self._lasting(label)).remote()
+                handle = self._class.options(**self._actor_options, **self._lasting(label)).remote()
                 self._actors[label] = self._start_actor(label, handle)
             except (self._ray.exceptions.RayError, RuntimeError, ValueError) as error:
                 raise NotStarted(f"Ray has started no actor: {one_line(error)}") from None
 
     def _lasting(self, label: str) -> dict[str, Any]:
-        """What makes an actor outlive this process, where it is to."""
+        """The options that make an actor outlive this process; empty if it is not to."""
         if self._kept is None:
             return {}
         return {"name": f"{self._kept.name}-{label}", "namespace": NAMESPACE, "lifetime": "detached"}
@@ -236,7 +262,7 @@ class Actors(Starter):
                 continue
             del self._actors[label]
             self._ends[label] = how
-            self._ray.kill(actor.handle)  # what it had is Ray's again
+            self._ray.kill(actor.handle)  # frees its resources
         phases: dict[str, Phase] = {
             label: "running" if self._has(actor.here) else "waiting" for label, actor in self._actors.items()
         }
@@ -246,7 +272,7 @@ class Actors(Starter):
     def cancel(self, labels: Sequence[str]) -> None:
         for label in labels:
             if (actor := self._actors.pop(label, None)) is not None:
-                self._ends[label] = "it was not needed any more"
+                self._ends[label] = "it was no longer needed"
                 self._ray.kill(actor.handle)
 
     def why(self, label: str) -> str:
@@ -254,14 +280,14 @@ class Actors(Starter):
 
     def waits(self) -> str:
         agents = "1 agent waits" if self._waiting == 1 else f"{self._waiting} agents wait"
-        return f"{agents} for Ray nodes with {self._room_text} free" if self._waiting else ""
+        return f"{agents} for Ray nodes with {self._resources} free" if self._waiting else ""
 
     def close(self) -> None:
-        """Agents that were told to end get a moment for it, and their actors for what lies about."""
+        """End all actors. Agents that were asked to end get a few seconds for it."""
         if self._closed:
             return
         self._closed = True
-        self.look()  # so that each has been asked how it ends
+        self.look()  # calls that ask for the end of each agent are open then
         running = [actor.end for actor in self._actors.values() if self._has(actor.here)]
         if running:
             self._ray.wait(running, num_returns=len(running), timeout=END_LIMIT_S, fetch_local=False)
@@ -282,20 +308,20 @@ class Actors(Starter):
 
 
 def left_actors(ray: Any, name: str) -> Mapping[str, Any]:
-    """The actors of the controller before this one that are called ``name``, by their labels, the oldest first."""
-    actors = {}
+    """Return the actors ``name`` of the earlier controller, by their labels, the oldest first."""
+    handles = {}
     for actor in ray.util.list_named_actors(all_namespaces=True):
-        mine = re.fullmatch(rf"{re.escape(name)}-(actor-([0-9]{{1,9}}))", actor["name"])
-        if mine and actor["namespace"] == NAMESPACE:
+        match_ = re.fullmatch(rf"{re.escape(name)}-(actor-([0-9]{{1,9}}))", actor["name"])
+        if match_ and actor["namespace"] == NAMESPACE:
             try:
-                actors[int(mine[2])] = mine[1], ray.get_actor(actor["name"], namespace=NAMESPACE)
+                handles[int(match_[2])] = match_[1], ray.get_actor(actor["name"], namespace=NAMESPACE)
             except ValueError:  # it has ended meanwhile
                 continue
-    return {label: handle for _, (label, handle) in sorted(actors.items())}
+    return {label: handle for _, (label, handle) in sorted(handles.items())}
 
 
 def end_left(name: str) -> int:
-    """End the actors that are called ``name``; how many there were. The process must have joined a Ray cluster."""
+    """End the actors ``name`` and return their number. The process must have joined a Ray cluster."""
     ray = need_ray()
     handles = left_actors(ray, name).values()
     for handle in handles:
@@ -303,17 +329,24 @@ def end_left(name: str) -> int:
     return len(handles)
 
 
-FOLDER = "cluster"  # in that of the results, of what is to outlive this controller
-NO_ROOM = "say workers_per_node=, of the nodes that the autoscaler adds"
+FOLDER = "cluster"  # in the output folder, for files that outlive this controller
+NO_ROOM = "give workers_per_node=, for nodes that the autoscaler adds"
 Amount = Annotated[float, Field(ge=0, le=1 << 16, allow_inf_nan=False)]
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class RayKind(ClusterKind):
-    """``address``: of Ray's head; by default that of the job or machine that this is. ``workers_per_node``: how many an
-    agent has, by default what most nodes have room for; ``cpus_per_worker``, ``gpus_per_worker``: what Ray gives each.
-    ``idle_s``: how long an agent is kept without workers. ``port``: where agents come to, 0 for any that is free.
-    ``kind``, ``folder``: as of ``SlurmKind`` and ``HostsKind``.
+    """The settings of a cluster ``ray``.
+
+    Attributes:
+        address: The address of Ray's head; None: the cluster of this job or machine.
+        workers_per_node: The room of each agent; None: as much as most nodes have.
+        cpus_per_worker: The CPUs of a worker.
+        gpus_per_worker: The GPUs of a worker.
+        idle_s: How long an agent stays without workers.
+        port: The port to which agents connect; 0: any free one.
+        kind: As of ``SlurmKind``.
+        folder: As of ``HostsKind``.
     """
 
     address: Annotated[str, Field(pattern=r"^[^/\s]+:[0-9]{1,5}$")] | None = None
@@ -334,7 +367,6 @@ class RayKind(ClusterKind):
         return self.kind == SPOT
 
     def check(self, access: Access) -> None:
-
         need_ray()
 
     def open(self, access: Access, room: CapacityRequest) -> FleetCluster:
@@ -353,7 +385,7 @@ class RayKind(ClusterKind):
                 secrets = credentials(access.token_file or beside / "token", tls=access.tls)
 
             def starter(where: str) -> Actors:
-                kept = self._keeping(folder, room, left, where)  # before there is an actor
+                kept = self._keeping(folder, room, left, where)  # before an actor starts
                 return Actors(where, secrets.token, each, self._shape, leave, kept, self.kind)
 
             cluster = FleetCluster(
@@ -367,13 +399,13 @@ class RayKind(ClusterKind):
         except BaseException:
             leave()
             raise
-        if left is not None:  # its agents may have no room: their workers are to be taken over first
+        if left is not None:  # its agents may have no free room: adopt their workers first
             return cluster
         access.notify(f"waiting for actors with room for {room.workers} workers, {each} at each")
         return cluster.gathered(room.workers, access.gather_s)
 
     def _left(self, folder: Path, address: str, access: Access) -> ControllerAddress | None:
-        """The controller before this one, whose agents come to this one; those that would not find it are ended."""
+        """Return the earlier controller, if its agents will connect to this one. End agents that will not."""
         from elastune.runtime.clusters.fleet import can_take_over, check_no_controller, read_controller_address
 
         left = read_controller_address(folder)
@@ -381,16 +413,16 @@ class RayKind(ClusterKind):
             return left
         check_no_controller(left)
         if can_take_over(left, address, self.port):
-            access.notify(f"actors {left.name} are told to come here, to {address} instead of {left.address}")
+            access.notify(f"actors {left.name} will connect to {address} instead of {left.address}")
             return left
-        access.notify(f"actors {left.name} look for their controller at {left.address}:{left.port}: they are ended")
+        access.notify(f"actors {left.name} look for their controller at {left.address}:{left.port}, and are ended")
         end_left(left.name)
         return None
 
     def _keeping(
         self, folder: Path, room: CapacityRequest, left: ControllerAddress | None, where: str
     ) -> DetachedActors | None:
-        """By what the next controller finds the actors of this one, which listens at ``where``; None: it is not to."""
+        """Return how the next controller finds the actors of this one at ``where``; None if they end with this one."""
         from elastune.runtime.clusters.fleet import new_name, write_controller_address
 
         if not room.grace_s and left is None:
@@ -401,30 +433,27 @@ class RayKind(ClusterKind):
         return DetachedActors(name, folder)
 
     def examine(self) -> list[ClusterFinding]:
-
         leave = join_ray(self.address)
         try:
-            ray_nodes, address = nodes(), own_address()
+            live_nodes, address = nodes(), own_address()
         finally:
             leave()
-        cpus, gpus = (sum(node.get(name, 0.0) for node in ray_nodes) for name in ("CPU", "GPU"))
-        room = self.workers_per_node or usual_room(ray_nodes, self._shape)
+        cpus, gpus = (sum(node.get(name, 0.0) for node in live_nodes) for name in ("CPU", "GPU"))
+        room = self.workers_per_node or usual_room(live_nodes, self._shape)
         return [
             ClusterFinding("Ray", str(need_ray().__version__)),
-            ClusterFinding("nodes", f"{len(ray_nodes)}, with {cpus:g} CPUs and {gpus:g} GPUs"),
+            ClusterFinding("nodes", f"{len(live_nodes)}, with {cpus:g} CPUs and {gpus:g} GPUs"),
             ClusterFinding("workers on a node", str(room) if room else None, NO_ROOM),
             ClusterFinding("address for agents", address, "choose it by --interface"),
         ]
 
     @property
     def _shape(self) -> WorkerShape:
-
         return WorkerShape(self.cpus_per_worker, self.gpus_per_worker)
 
     def _workers_each(self, most: int) -> int:
-
         usual = self.workers_per_node or usual_room(nodes(), self._shape)
         if not usual:
             value = f"no node with {self.cpus_per_worker:g} CPUs and {self.gpus_per_worker:g} GPUs"
-            raise UserError("how many workers a Ray node has room for must be known", value, NO_ROOM)
+            raise UserError("the room of a Ray node must be known", value, NO_ROOM)
         return min(usual, most)

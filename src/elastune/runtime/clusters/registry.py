@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 
 from elastune.core.errors import UserError
+from elastune.core.plugins import Plugins
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.hosts import HostsKind
 from elastune.runtime.clusters.kind import Access, ClusterKind, ClusterRequest
@@ -14,21 +15,31 @@ from elastune.runtime.clusters.ray import RayKind
 from elastune.runtime.clusters.slurm import SlurmKind
 
 KINDS: Mapping[str, type[ClusterKind]] = {kind.name: kind for kind in (LocalKind, HostsKind, SlurmKind, RayKind)}
+INSTALLED = Plugins("elastune.clusters", "cluster")
+"""Kinds of clusters of other packages: subclasses of ``ClusterKind``."""
 
 
 def parse_cluster(text: str) -> ClusterKind:
-    """The kind and settings of ``KIND[:SETTING,...]``. Raises ``UserError``."""
-    name, _, rest = text.partition(":")
-    if name not in KINDS:
-        forms = "; ".join(kind.form for kind in KINDS.values())
-        raise UserError(f"--cluster must be {' or '.join(KINDS)}", repr(text), f"write one of: {forms}")
-    return KINDS[name].parse(rest)
+    """Return the kind and settings of ``KIND[:SETTING,...]``. Imports the kind if another package offers it.
+
+    Raises:
+        UserError: For an unknown kind or setting, and for a kind of another package that cannot be used.
+    """
+    name, _, settings = text.partition(":")
+    if name in KINDS:
+        return KINDS[name].parse(settings)
+    if name in INSTALLED.names():
+        kind: type[ClusterKind] = INSTALLED.load_class(name, ClusterKind)
+        return kind.parse(settings)
+    forms = "; ".join([*(kind.form for kind in KINDS.values()), *INSTALLED.names()])
+    names = " or ".join([*KINDS, *INSTALLED.names()])
+    raise UserError(f"--cluster must be {names}", repr(text), f"write one of: {forms}")
 
 
 def request_of(cluster: Cluster | str | None) -> Cluster | ClusterRequest | None:
-    """What a program means by ``cluster``: one that is open, or the name of one, whose news go to stderr.
+    """Return the cluster that a program names by ``cluster``: an open one, or a request for the named one.
 
-    Raises ``UserError``.
+    Lines for the user go to stderr. Raises ``UserError`` for a wrong name.
     """
     if not isinstance(cluster, str):
         return cluster

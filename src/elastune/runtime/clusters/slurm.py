@@ -53,18 +53,21 @@ if TYPE_CHECKING:
     from elastune.runtime.clusters.fleet import ControllerAddress, FleetCluster, FleetSize
 
 
-END_LIMIT_S = 5.0  # for jobs whose agents have been told to end
+END_LIMIT_S = 5.0  # for jobs whose agents were asked to end
 JOBS_CLOSE_LIMIT_S = 40.0  # Slurm gives a cancelled job up to its KillWait, usually 30 s
 LOOK_S = 0.2
-NODE_LOGS = Path("/tmp")  # of nodes that share no folder; where Slurm gives a job one of its own, that
+NODE_LOGS = Path("/tmp")  # for logs on nodes that share no folder; Slurm may give each job its own /tmp
 
 
 class Jobs(Starter):
-    """Submits jobs that run ``command`` in ``shape``. Labels are the jobs' numbers.
+    """Starts agents as batch jobs of Slurm. Labels are the jobs' numbers.
 
-    The jobs have a ``name`` of their own: nobody else's are seen or ended. ``folder``: where the next controller looks
-    for this one's, and nodes write their logs; with a ``token`` they do not see it: they read that, and have their logs
-    themselves.
+    Args:
+        command: The command line of an agent.
+        shape: The resources of a job.
+        folder: The folder of the controller's address and of the agents' logs.
+        name: The name of the jobs. Jobs with other names are neither read nor ended.
+        token: The token for the agents' standard input, on nodes that do not see ``folder``; their logs stay there.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class Jobs(Starter):
 
     def why(self, label: str) -> str:
         log = log_of(self._logs, label)
-        return last_line(log) if self._sees_logs else f"its node's {log} tells why"
+        return last_line(log) if self._sees_logs else f"see {log} on its node"
 
     def waits(self) -> str:
         return waits_for(self._queue)
@@ -109,7 +112,7 @@ class Jobs(Starter):
         return self._never
 
     def close(self) -> None:
-        """Those that have not ended by themselves are cancelled; the queue then has none."""
+        """Cancel the jobs that have not ended by themselves, and wait until the queue has none."""
         if self._closed:
             return
         self._closed = True
@@ -131,8 +134,16 @@ STEPS_CLOSE_LIMIT_S = 20.0
 
 
 class Steps(Starter):
-    """Starts ``command`` on ``nodes`` by srun; logs lie in ``folder``. Labels are the nodes, with a number from the
-    second start there on. A step ends with its agent, and that with its controller. ``token``: what agents are to read.
+    """Starts agents by srun in the allocation of this process.
+
+    Labels are the nodes, with a number from the second start on. A step ends with its agent, and an agent with its
+    controller.
+
+    Args:
+        command: The command line of an agent.
+        nodes: The nodes.
+        folder: The folder of the logs.
+        token: The token for the agents' standard input; None: they read its file.
     """
 
     def __init__(self, command: Sequence[str], nodes: Sequence[str], folder: Path, token: str | None = None) -> None:
@@ -157,7 +168,7 @@ class Steps(Starter):
                 raise NotStarted(f"srun: {error.strerror}") from None
             self._steps[label] = step
             if step.stdin is not None and self._token is not None:
-                with suppress(BrokenPipeError), step.stdin:  # it has ended already, and said why
+                with suppress(BrokenPipeError), step.stdin:  # it has ended already; its log says why
                     step.stdin.write(self._token.encode())
             self._on[node] = label
 
@@ -192,12 +203,12 @@ class Steps(Starter):
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+@-]+$")]
 JOBS_ONLY = ("partition", "account", "qos", "time", "gpus_per_node")
-FOLDER = "cluster"  # in that of the results
+FOLDER = "cluster"  # in the output folder
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentsToken:
-    """By what agents prove who they are: the token in a ``file`` that nodes see, or the ``token`` that they read."""
+    """The secret of agents: the token in a ``file`` that nodes see, or the ``token`` for their standard input."""
 
     file: Path | None
     token: str | None = dataclasses.field(default=None, repr=False)
@@ -205,14 +216,20 @@ class AgentsToken:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SlurmKind(ClusterKind):
-    """``agents``: whether they are jobs or steps of an allocation; by default steps where this process is in one.
+    """The settings of a cluster ``slurm``.
 
-    ``nodes``: how many, or the fewest and the most; ``workers_per_node``, ``cpus_per_worker``, ``gpus_per_node``: what
-    each is asked for, one worker a GPU where nothing else is said. ``partition``, ``account``, ``qos``, ``time``: of
-    the jobs, as ``sbatch`` takes them. ``idle_s``: how long a node is kept without workers; ``notice_s``: how long
-    before its time is up a job's workers begin to leave. ``port``: where agents come to, 0 for any that is free.
-    ``kind``: of the nodes, for prices and the policy ``spot``; other agents may come to ``port`` beside them.
-    ``folder``: "local" where nodes do not see the run's folder: their agents then push checkpoints to the controller.
+    Attributes:
+        partition: Of the jobs, as ``sbatch`` takes it, like ``time``, ``account`` and ``qos``.
+        nodes: The number of nodes, or the least and the greatest number.
+        workers_per_node: The room of each agent; None: one worker for each GPU, or one.
+        cpus_per_worker: The CPUs of a worker.
+        gpus_per_node: The GPUs of a node.
+        agents: Whether agents are jobs, or steps of an allocation; None: steps if this process is in an allocation.
+        idle_s: How long a node stays without workers.
+        notice_s: How long before the time limit of a job its workers begin to leave.
+        port: The port to which agents connect; 0: any free one. Other agents may connect, too.
+        kind: The kind of the nodes, for prices and the policy ``spot``.
+        folder: "local" if nodes do not see the output folder: their agents then send checkpoints to the controller.
     """
 
     partition: Word | None = None
@@ -244,18 +261,17 @@ class SlurmKind(ClusterKind):
         if self.as_steps:
             if "SLURM_JOB_ID" not in os.environ:
                 raise UserError("agents=steps needs an allocation", "no SLURM_JOB_ID", "run it under salloc or sbatch")
-            if for_jobs := [name for name in JOBS_ONLY if getattr(self, name)]:
-                fix = "leave it out, or say agents=jobs to submit jobs from in here"
-                raise UserError(
-                    "steps have what their allocation has", f"{for_jobs[0]}={getattr(self, for_jobs[0])}", fix
-                )
+            if settings := [name for name in JOBS_ONLY if getattr(self, name)]:
+                fix = "leave it out, or use agents=jobs to submit jobs from this allocation"
+                value = f"{settings[0]}={getattr(self, settings[0])}"
+                raise UserError("steps have the resources of their allocation", value, fix)
             need("srun", "scontrol")
         else:
             need("sbatch", "squeue", "scancel", "sinfo")
 
     @property
     def as_steps(self) -> bool:
-        """Whether agents are steps of the allocation that this process is in."""
+        """Whether agents are steps of the allocation of this process."""
         return self.agents == "steps" if self.agents else "SLURM_JOB_ID" in os.environ
 
     def open(self, access: Access, room: CapacityRequest) -> FleetCluster:
@@ -266,8 +282,8 @@ class SlurmKind(ClusterKind):
 
         self.check(access)
         if room.grace_s and self.as_steps:
-            fix = "leave it out, or say agents=jobs"
-            raise UserError("an allocation ends with the command that it is for", f"--grace {room.grace_s:g}s", fix)
+            fix = "leave it out, or use agents=jobs"
+            raise UserError("an allocation ends with its command", f"--grace {room.grace_s:g}s", fix)
         folder = (room.out / FOLDER).resolve()
         address = address_of(access.interface) if access.interface else address_towards_nodes(self.partition)
         left = self._left(folder, address, access) if room.adopts and not self.as_steps else None
@@ -280,7 +296,8 @@ class SlurmKind(ClusterKind):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError("agents need a folder for their logs", f"{folder}: {error.strerror}", "see --out") from None
+            why = f"{folder}: {error.strerror}"
+            raise UserError("agents need a folder for their logs", why, "choose another --out") from None
         secrets = credentials(token_file, tls=access.tls)
         entry = AgentsToken(token_file) if self.folder == "shared" else AgentsToken(None, secrets.token)
         cluster = FleetCluster(
@@ -290,7 +307,7 @@ class SlurmKind(ClusterKind):
             gather_s=access.gather_s if left is not None and room.grows else 0.0, notify=access.notify,
             spot=room.spot, out=room.out, own_folders=has_own_folders(self.folder, room),
         )  # fmt: skip
-        if left is not None:  # its agents may have no room: their workers are to be taken over first
+        if left is not None:  # its agents may have no free room: adopt their workers first
             return cluster
         how = "steps of this allocation" if self.as_steps else "Slurm jobs"
         logs = folder if self.as_steps or self.folder == "shared" else f"{NODE_LOGS} of the nodes"
@@ -305,7 +322,7 @@ class SlurmKind(ClusterKind):
         return findings(self.partition, software())
 
     def _left(self, folder: Path, address: str, access: Access) -> ControllerAddress | None:
-        """The controller before this one, whose agents come to this one; those that would not find it are ended."""
+        """Return the earlier controller, if its agents will connect to this one. End agents that will not."""
         from elastune.runtime.clusters.fleet import (
             NotStarted,
             can_take_over,
@@ -319,14 +336,14 @@ class SlurmKind(ClusterKind):
             return left
         check_no_controller(left)
         if self.folder == "shared" and can_take_over(left, address, self.port):
-            access.notify(f"jobs {left.name} are told to come here, to {address} instead of {left.address}")
+            access.notify(f"jobs {left.name} will connect to {address} instead of {left.address}")
             return left
-        access.notify(f"jobs {left.name} look for their controller at {left.address}:{left.port}: they are ended")
+        access.notify(f"jobs {left.name} look for their controller at {left.address}:{left.port}, and are ended")
         try:
             Jobs([], JobShape(), folder, left.name).close()
         except NotStarted as error:
             fix = f"end them: scancel --name={left.name}"
-            raise UserError("jobs of the controller before this one must have ended", error, fix) from None
+            raise UserError("jobs of the earlier controller must have ended", error, fix) from None
         return None
 
     def _jobs(
@@ -344,7 +361,7 @@ class SlurmKind(ClusterKind):
 
         def starter(address: str, entry: AgentsToken) -> Starter:
             name = new_name() if left is None else left.name
-            if room.grace_s or left is not None:  # before there is a job; those that there are come by it
+            if room.grace_s or left is not None:  # before a job starts; running agents read it
                 write_controller_address(folder, name, address)
             moves = file_in(folder) if room.grace_s and self.folder == "shared" else None
             command = agent_command(sys.executable, address, entry.file, each, self.kind, moves)
@@ -369,13 +386,13 @@ class SlurmKind(ClusterKind):
 
 
 def bounds(nodes: str | None) -> tuple[int, int] | None:
-    """The fewest and the most of ``COUNT`` or ``LOW:HIGH``. Raises ``UserError``."""
+    """Read the least and the greatest number of nodes from ``COUNT`` or ``LOW:HIGH``. Raises ``UserError``."""
     if nodes is None:
         return None
     matched = re.fullmatch(r"([0-9]{1,5})(?::([0-9]{1,5}))?", nodes)
     low, high = (int(matched[1]), int(matched[2] or matched[1])) if matched else (0, 0)
     if not 0 <= low <= high or high < 1:
-        rule = "--cluster slurm, nodes: COUNT or LOW:HIGH, the most at least 1"
+        rule = "--cluster slurm, nodes: COUNT or LOW:HIGH, with HIGH at least 1"
         raise UserError(rule, repr(nodes), "such as nodes=4 or nodes=1:16")
     return low, high
 

@@ -1,7 +1,7 @@
-"""The commands of Slurm: their texts and answers as pure functions, and running them with a limit of time.
+"""Slurm's commands: their texts and answers as pure functions, and running them with a time limit.
 
-``findings`` asks a Slurm cluster what it offers and what does not fit, for ``elastune doctor --cluster slurm``. An
-error of a command becomes one line.
+``findings`` asks a Slurm cluster for its properties and for what does not fit, for ``elastune doctor --cluster slurm``.
+An error of a command becomes one line.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from elastune.core.errors import UserError
 from elastune.runtime.clusters.fleet import NeverStarts, NotStarted, Phase
 from elastune.runtime.clusters.kind import ClusterFinding
 
-# Slurm's own commands, with a time limit. Each error becomes one line.
-
 LIMIT_S = 30.0
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
 
 
 def need(*names: str) -> None:
-    """Raise ``UserError`` where a command of Slurm is not there."""
+    """Raise ``UserError`` if a command of Slurm is not on PATH."""
     for name in names:
         if shutil.which(name) is None:
             fix = "run this on a machine of the cluster, such as its login node, or load its module"
@@ -39,12 +37,12 @@ def need(*names: str) -> None:
 
 
 def outside(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` without what Slurm has said of the job that this process is in."""
+    """Return ``environment`` without Slurm's variables about the job of this process."""
     return {key: value for key, value in environment.items() if not key.startswith("SLURM_") or key in KEPT}
 
 
 def ask(name: str, *arguments: str, text: str = "", limit_s: float = LIMIT_S) -> str:
-    """What the command ``name`` of Slurm prints. Raises ``NotStarted`` where it fails or does not answer."""
+    """Return the output of the command ``name``. Raises ``NotStarted`` if it fails or does not answer in time."""
     try:
         done = subprocess.run(
             [name, *arguments],
@@ -69,7 +67,7 @@ def ask(name: str, *arguments: str, text: str = "", limit_s: float = LIMIT_S) ->
 
 
 def last_line(log: Path) -> str:
-    """The last line of a job's log, at most 300 characters; what to do where there is none."""
+    """Return the last line of a job's log, at most 300 characters, or a sentence about a missing log."""
     try:
         lines = log.read_text(errors="replace").split("\n")
     except OSError:
@@ -78,10 +76,8 @@ def last_line(log: Path) -> str:
     return f"{texts[-1][:300]} ({log})" if texts else f"{log} is empty"
 
 
-# Texts for Slurm and its answers: pure functions.
-
 GRACE_S = 25  # below Slurm's usual KillWait of 30 s between SIGTERM and SIGKILL
-PATIENCE_S = 60  # an agent whose controller has gone looks for it no longer
+PATIENCE_S = 60  # how long an agent looks for its controller
 END_OF_TOKEN = "end of token"  # a token has no spaces
 QUEUE_FORMAT = "%i|%T|%r"
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
@@ -97,14 +93,25 @@ NEVER = {
     "BadConstraints": f"{LESS}, or choose another partition=",
     "MaxMemPerLimit": f"{LESS}, or choose another partition=",
 }
-"""Reasons that, by Slurm's documentation, lie in what a job asks for, and no end of another job changes; with what
-does. Not among them: limits on what all jobs of somebody use together, what is down or drained, and what is held."""
+"""Reasons in a job's request, by Slurm's documentation, that no end of another job changes, each with the fix.
+
+Limits on all jobs of a user together, nodes that are down or drained, and held jobs are not among them."""
 PER_JOB = re.compile(r"(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+")  # limits on what one job may ask for
 
 
 @dataclass(frozen=True)
 class JobShape:
-    """What an agent's job asks for. ``time``: as Slurm writes it; ``notice_s``: how long before its end it is told."""
+    """The resources of an agent's job.
+
+    Attributes:
+        partition: The partition; None: Slurm's default, like the following two.
+        account: The account.
+        qos: The quality of service.
+        time: The time limit, as Slurm writes it.
+        notice_s: How long before the limit the job gets a signal.
+        cpus: The number of CPUs.
+        gpus: The number of GPUs.
+    """
 
     partition: str | None = None
     account: str | None = None
@@ -117,7 +124,7 @@ class JobShape:
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """A job that has not ended. ``reason``: what it waits for, as Slurm calls it."""
+    """A job that has not ended. ``reason``: Slurm's word for what it waits for."""
 
     phase: Phase
     reason: str
@@ -131,8 +138,16 @@ def agent_command(
     kind: str = ON_DEMAND,
     moves: Path | None = None,
 ) -> list[str]:
-    """The agent that serves the controller at ``address``. ``token_file``: None where it reads the token; ``kind``: of
-    its node; ``moves``: the file that says where the next controller is, where there is one."""
+    """Return the command line of an agent.
+
+    Args:
+        python: The Python interpreter.
+        address: The address of its controller ("host:port").
+        token_file: The file with the token; None: the agent reads the token from its standard input.
+        workers: The number of workers; None: as many as the node has room for.
+        kind: The kind of the node.
+        moves: The file with the address of the next controller.
+    """
     where = "/dev/stdin" if token_file is None else str(token_file)
     command = [python, "-m", "elastune", "agent", "--join", address, "--token-file", where]
     command += ["--patience", f"{PATIENCE_S}s", "--grace", f"{GRACE_S}s", "--kind", kind]
@@ -141,10 +156,10 @@ def agent_command(
 
 
 def sbatch_arguments(shape: JobShape, name: str, logs: Path) -> list[str]:
-    """Of ``sbatch``, which reads the script from its input.
+    """Return the arguments of ``sbatch``, which reads the script from its standard input.
 
-    A job is not requeued: where one is missed, the controller submits another. Its agent is its only process, so the
-    signal before the time limit goes to that.
+    A job is not requeued: the controller submits another one if it needs it. The agent is the job's only process, so
+    it gets the signal before the time limit.
     """
     options = {"partition": shape.partition, "account": shape.account, "qos": shape.qos, "time": shape.time}
     arguments = ["--parsable", f"--job-name={name}", "--nodes=1", "--ntasks=1", f"--cpus-per-task={shape.cpus}"]
@@ -154,16 +169,20 @@ def sbatch_arguments(shape: JobShape, name: str, logs: Path) -> list[str]:
 
 
 def log_of(logs: Path, label: str) -> Path:
-    """Where the agent ``label`` says what it has to say."""
+    """The log of the agent ``label``."""
     return logs / f"elastune-agent-{label}.log"
 
 
 def batch_script(command: Sequence[str], notice_s: int, token: str | None = None) -> str:
-    """The job of one agent, whose label is the number of the job. ``token``: what it is to read; it stands in no
-    command line.
+    """Return the script of a job with one agent, whose label is the number of the job.
 
-    Where Slurm preempts with a GraceTime it sends SIGTERM to a job's steps at once, but to its script only when that
-    time is over: a step beside the agent hands the signal on.
+    If Slurm preempts a job with a GraceTime, it sends SIGTERM to the job's steps at once, but to its script only after
+    that time. So a step beside the agent passes the signal on.
+
+    Args:
+        command: The command line of the agent.
+        notice_s: How long before the end the job gets a signal.
+        token: The token for the agent's standard input, so that it is in no command line.
     """
     line = shlex.join([*command, "--notice-seconds", str(notice_s), "--label"])
     watch = """trap 'kill -TERM "$1"' TERM; sleep infinity & wait"""
@@ -173,14 +192,16 @@ def batch_script(command: Sequence[str], notice_s: int, token: str | None = None
 
 
 def srun_arguments(node: str, *, reads: bool = False) -> list[str]:
-    """Of ``srun`` for one task on ``node`` with all that the allocation has there, beside other steps. ``reads``: it
-    gets what ``srun`` does."""
+    """Return the arguments of ``srun`` for one task on ``node``, with all resources of the allocation on that node.
+
+    Other steps may run beside it. ``reads``: the task gets the standard input of ``srun``.
+    """
     read = "--input=all" if reads else "--input=none"
     return ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", read, "--unbuffered"]
 
 
 def read_submitted(text: str) -> str:
-    """The job's number in the output of ``sbatch --parsable``. Raises ``ValueError``."""
+    """Return the job's number in the output of ``sbatch --parsable``. Raises ``ValueError``."""
     number = text.strip().partition(";")[0]  # the name of the cluster may follow
     if not re.fullmatch(r"[0-9]{1,18}", number):
         raise ValueError(f"no job number in {text[:80]!r}")
@@ -188,7 +209,11 @@ def read_submitted(text: str) -> str:
 
 
 def read_queue(text: str) -> dict[str, QueueEntry]:
-    """The jobs that have not ended, by number, oldest first, in the output of ``squeue``. Raises ``ValueError``."""
+    """Return the jobs in the output of ``squeue`` that have not ended, by number, oldest first.
+
+    Raises:
+        ValueError: If a line is not one of ``QUEUE_FORMAT``.
+    """
     matches = {}
     for line in text.splitlines():
         if not re.fullmatch(r"[0-9]{1,18}\|[A-Z_]+\|.*", line.strip()):
@@ -200,7 +225,7 @@ def read_queue(text: str) -> dict[str, QueueEntry]:
 
 
 def waits_for(queue: Mapping[str, QueueEntry]) -> str:
-    """What the jobs that wait wait for, in one line; "" where none does."""
+    """Say in one line what the waiting jobs wait for; "" if none waits."""
     waiting = [entry.reason for entry in queue.values() if entry.phase == "waiting"]
     if not waiting:
         return ""
@@ -210,9 +235,10 @@ def waits_for(queue: Mapping[str, QueueEntry]) -> str:
 
 
 def never_starts(before: Mapping[str, QueueEntry], queue: Mapping[str, QueueEntry]) -> NeverStarts | None:
-    """Whether a job of ``queue`` will never start; None where all may.
+    """Return why a job of ``queue`` will never start; None if all may.
 
-    It has said so in the look ``before``, too: some reasons show for a moment while a configuration is read.
+    The job must have had the same reason in the queue ``before``: some reasons show for a moment while Slurm reads a
+    configuration.
     """
     for number, entry in queue.items():
         fix = NEVER.get(entry.reason) or (f"{LESS}, or choose another qos=" if PER_JOB.fullmatch(entry.reason) else "")
@@ -225,15 +251,15 @@ ANY_PORT = 9  # nothing is sent there
 
 
 def address_towards(host: str) -> str:
-    """This machine's own address on its way to ``host``. Raises ``OSError``."""
+    """Return the address of this machine in the network of ``host``. Raises ``OSError``."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
+    with socket.socket(family, kind, protocol) as route:
+        route.connect(address)
+        return str(route.getsockname()[0])
 
 
 def address_towards_nodes(partition: str | None) -> str:
-    """This machine's address by which nodes reach it, as the way to the first of them shows. Raises ``UserError``."""
+    """Return the address by which nodes reach this machine: the one towards the first node. Raises ``UserError``."""
     chosen = [] if partition is None else [f"--partition={partition}"]
     try:
         nodes = ask("sinfo", "--noheader", "--Node", "--format=%o", *chosen).split()
@@ -244,14 +270,14 @@ def address_towards_nodes(partition: str | None) -> str:
     except NotStarted as error:
         raise UserError("Slurm must answer", error, "see sinfo, and SLURM_CONF") from None
     except OSError as error:
-        raise UserError("a way to the nodes must be known", error.strerror, "choose it by --interface") from None
+        raise UserError("nodes must be reachable", error.strerror, "choose the network by --interface") from None
 
 
-# ``elastune doctor --cluster slurm``: the properties of the cluster, and those that do not fit.
+# --- ``elastune doctor --cluster slurm`` ---
 
 PROBE_LIMIT_S = 60
 MOST_APART_S = 1.0
-# On a node: its time, whether it sees a file of this side's, and what it would train with.
+# Runs on a node and prints its time, whether it sees a file of this machine, and the versions of its packages.
 PROBE = """\
 import sys, time, os
 from elastune.train.machine import software
@@ -261,8 +287,14 @@ print(time.time(), os.path.exists(sys.argv[1]), software()["elastune"], software
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """Of a node. Its clock differs from this one's by ``least_apart_s`` to ``most_apart_s``; ``shares``: it sees this
-    folder."""
+    """The answer of a node to ``PROBE``.
+
+    Attributes:
+        least_apart_s: The least possible difference of its clock from this machine's.
+        most_apart_s: The greatest possible difference.
+        shares: Whether it sees the folder.
+        versions: Its versions of elastune and torch.
+    """
 
     least_apart_s: float
     most_apart_s: float
@@ -271,7 +303,11 @@ class NodeAnswer:
 
 
 def findings(partition: str | None, versions: Mapping[str, str]) -> list[ClusterFinding]:
-    """What there is in ``partition``, or in all of them. ``versions``: this side's. Raises ``UserError``."""
+    """Return the properties of ``partition``; None: of all partitions. ``versions``: of this machine's packages.
+
+    Raises:
+        UserError: If Slurm does not answer.
+    """
     chosen = [] if partition is None else [partition]
     try:
         version = ask("sinfo", "--version").strip()
@@ -316,25 +352,25 @@ def _partition(facts: Mapping[str, str], nodes: Sequence[str]) -> ClusterFinding
 
 
 def _node(partition: str | None, versions: Mapping[str, str]) -> list[ClusterFinding]:
-    """The answer of one node, if it comes soon."""
+    """Return the properties of one node, if it answers soon."""
     try:
         answer = probe(partition, Path.cwd())
     except NotStarted as error:
         return [ClusterFinding("a node's answer", None, f"{error}: no node was free at once, or see the log of srun")]
-    ours = versions["elastune"], versions["torch"]
+    required = versions["elastune"], versions["torch"]
     clocks = f"within {answer.most_apart_s:.1f} s" if answer.least_apart_s < MOST_APART_S else None
     text = f"elastune {answer.versions[0]}, torch {answer.versions[1]}"
     return [
         ClusterFinding("clocks", clocks, f"{answer.least_apart_s:.1f} s apart or more: let NTP set them"),
         ClusterFinding("shared folder", str(Path.cwd()) if answer.shares else None, f"nodes do not see {Path.cwd()}"),
         ClusterFinding(
-            "versions", text if answer.versions == ours else None, f"a node has {text}: install the same ones"
+            "versions", text if answer.versions == required else None, f"a node has {text}: install the same ones"
         ),
     ]
 
 
 def probe(partition: str | None, folder: Path) -> NodeAnswer:
-    """Ask one node that is free. Raises ``NotStarted`` where none answers."""
+    """Ask one free node. Raises ``NotStarted`` if none answers."""
     file = folder / f".elastune-probe-{secrets.token_hex(4)}"
     chosen = [] if partition is None else [f"--partition={partition}"]
     options = ["--immediate=20", "--nodes=1", "--ntasks=1", "--time=1", "--input=none", *chosen]
@@ -350,22 +386,26 @@ def probe(partition: str | None, folder: Path) -> NodeAnswer:
     return read_answer(output, before, after)
 
 
-def read_answer(text: str, before: float, after: float) -> NodeAnswer:
-    """What a node printed between two times of this side's clock. Raises ``NotStarted`` for anything else."""
-    parts = text.strip().split("|")
+def read_answer(output: str, before: float, after: float) -> NodeAnswer:
+    """Read the ``output`` of a node, which it wrote between two times of this machine's clock.
+
+    Raises:
+        NotStarted: If it is not an answer to ``PROBE``.
+    """
+    parts = output.strip().split("|")
     if len(parts) != 4 or not re.fullmatch(r"[0-9]{1,12}(\.[0-9]+)?", parts[0]) or parts[1] not in ("True", "False"):
-        raise NotStarted(f"srun: no answer in {text[:80]!r}")
+        raise NotStarted(f"srun: no answer in {output[:80]!r}")
     then = float(parts[0])
     least, most = max(0.0, before - then, then - after), max(abs(after - then), abs(then - before))
     return NodeAnswer(least, most, parts[1] == "True", (parts[2], parts[3]))
 
 
 def read_pairs(text: str) -> dict[str, str]:
-    """``KEY = VALUE`` of each line, as ``scontrol show config`` has them."""
+    """Read the lines ``KEY = VALUE`` of ``scontrol show config``."""
     matches = (re.match(r"(\w+)\s*=\s*(.*\S)", line) for line in text.splitlines())
     return {match[1]: match[2] for match in matches if match}
 
 
 def read_records(text: str) -> list[dict[str, str]]:
-    """``KEY=VALUE ...`` of each line, as ``scontrol --oneliner`` has them."""
+    """Read the lines ``KEY=VALUE ...`` of ``scontrol --oneliner``."""
     return [dict(re.findall(r"(\w+)=(\S+)", line)) for line in text.splitlines() if "=" in line]

@@ -14,11 +14,11 @@ from elastune.core.run import Program
 from elastune.train.program.source import program_digest
 
 MOST = 1000
-"""Programs that are remembered; then the older half is forgotten."""
+"""The most programs that are remembered. With one more, the older half is forgotten."""
 
 
 def checked_folder() -> Path:
-    """Return the folder of the files. Raises ``OSError`` where this user has no home."""
+    """Return the folder of the files. Raises ``OSError`` if this user has no home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elastune" / "checked"
     except RuntimeError as error:
@@ -26,10 +26,14 @@ def checked_folder() -> Path:
 
 
 def note_check(program: Program, *, passed: bool) -> None:
-    """Remember that a check found nothing in ``program``; where it found something, forget an earlier one.
+    """Remember the result of a check of ``program``.
+
+    Args:
+        program: The program.
+        passed: Whether the check found no problem; if not, an earlier success is forgotten.
 
     Raises:
-        OSError: Where nothing can be written. A check is as good without.
+        OSError: If nothing can be written. The check is valid nevertheless.
     """
     folder = checked_folder()
     mark = folder / program_digest(program)
@@ -42,7 +46,7 @@ def note_check(program: Program, *, passed: bool) -> None:
 
 
 def is_checked(program: Program) -> bool:
-    """Return whether a check of ``program``, as its file is now, found nothing; False where nobody can know.
+    """Return whether a check of ``program``, as its file is now, found no problem; False if that is unknown.
 
     Example:
         >>> is_checked(Program(Path("train.py")))
@@ -50,7 +54,7 @@ def is_checked(program: Program) -> bool:
     """
     try:
         return (checked_folder() / program_digest(program)).is_file()
-    except (OSError, ValueError, SyntaxError, RecursionError):  # whoever runs the file tells what is wrong with it
+    except (OSError, ValueError, SyntaxError, RecursionError):  # the run of the file will report the error
         return False
 
 

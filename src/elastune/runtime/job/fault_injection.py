@@ -1,4 +1,4 @@
-"""Faults on purpose: a pure schedule of what happens when, and the ``Injector`` that does it to a running job."""
+"""Faults on purpose: a pure schedule of faults, and the ``Injector`` that injects them into a running job."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ KINDS: dict[Kind, str] = {
     "stop": "a worker is frozen for two heartbeats",
     "join": "one worker more",
     "leave": "one worker fewer",
-    "notice": "a worker is told that it will be taken away",
-    "reshape": "workers stand as another mesh, any that the run can have",
+    "notice": "a worker gets a notice that it will be taken away",
+    "reshape": "workers form another mesh, any that the run can have",
 }
 _LAST = "the last healthy worker is spared"
 _BOUNDS = "--workers allows no other number"
@@ -36,7 +36,7 @@ WHY_NOT: dict[Kind, str] = {
     "join": _BOUNDS,
     "leave": _BOUNDS,
     "notice": _LAST,
-    "reshape": "there is no other mesh",
+    "reshape": "the run has no other mesh",
 }
 DEFAULT_RATE_PER_S = 0.05
 MOST_PER_S = 1000.0
@@ -46,7 +46,7 @@ FIX = "such as kill:0.05/s,stop,join,leave or kill@40% or kill@step:120"
 
 @dataclass(frozen=True)
 class Planned:
-    """One fault once ``step`` steps, or this ``part`` (0 to 1) of the run, are done."""
+    """One fault, after ``step`` steps or after this ``part`` (0 to 1) of the run."""
 
     kind: Kind
     step: int | None = None
@@ -58,14 +58,23 @@ class Planned:
 
 @dataclass(frozen=True)
 class Chaos:
-    """Faults by rate (kind -> how many a second, on average), and single ones at a point of the run."""
+    """The faults to inject.
+
+    Attributes:
+        rates: The average number of faults in a second, by kind.
+        planned: Single faults at a point of the run.
+
+    Example:
+        >>> parse_chaos("kill:0.05/s,kill@40%")
+        Chaos(rates={'kill': 0.05}, planned=(Planned(kind='kill', step=None, part=0.4),))
+    """
 
     rates: dict[Kind, float] = field(default_factory=dict)
     planned: tuple[Planned, ...] = ()
 
 
 def parse_chaos(text: str) -> Chaos:
-    """What "kill:0.05/s,stop,leave,kill@40%,join@step:120" means. Raises ``UserError``."""
+    """Read a text such as "kill:0.05/s,stop,leave,kill@40%,join@step:120". Raises ``UserError`` for another text."""
     rates: dict[Kind, float] = {}
     planned: list[Planned] = []
     for word in (part.strip() for part in text.split(",")):
@@ -95,7 +104,7 @@ def _number(text: str, word: str, most: float) -> float:
 
 
 def arrivals(chaos: Chaos, seed: int) -> Iterator[tuple[float, Kind]]:
-    """When (in seconds since the start) which fault comes by its rate: a Poisson process of each kind, for ever."""
+    """Yield the second since the start and the kind of each fault by a rate: Poisson processes without end."""
 
     def of(kind: Kind, rate_per_s: float) -> Iterator[tuple[float, Kind]]:
         dice = random.Random(derive(seed, "chaos", kind))
@@ -108,10 +117,17 @@ def arrivals(chaos: Chaos, seed: int) -> Iterator[tuple[float, Kind]]:
 
 
 class Injector:
-    """Does to a run what ``chaos`` says. ``act`` is to be called again and again, at the latest after ``wait_s``.
+    """Injects faults into a run. Call ``act`` repeatedly, at the latest after ``wait_s``.
 
-    The last healthy member is spared: a run that loses all of them begins again at its checkpoint, as any would.
-    ``epochs`` and ``max_steps`` (where known) tell which part of the run is done.
+    The last healthy member is spared: without it the run would begin again from its checkpoint.
+
+    Args:
+        chaos: The faults.
+        seed: The seed of the rates and victims.
+        epochs: The number of epochs, if it is known: it shows which part of the run is done, as ``max_steps`` does.
+        max_steps: The greatest number of steps, if it is known.
+        clock: The clock.
+        send_signal: Sends a signal to a process.
     """
 
     def __init__(
@@ -133,18 +149,18 @@ class Injector:
         self._max_steps = max_steps
         self._send_signal = send_signal
         self._began: float | None = None
-        self._frozen: list[tuple[float, int, int]] = []  # when it is to go on, worker, process
+        self._frozen: list[tuple[float, int, int]] = []  # when the worker goes on, the worker, its process
         self._struck: set[int] = set()
         self._steps_per_epoch: float | None = None
         self._target: int | None = None
         self._rates = dict(chaos.rates)
-        self._done: set[Kind] = set()  # of those that come by a rate
-        self._spared: dict[str, str] = {}  # what was due and could not be, and why
+        self._done: set[Kind] = set()  # kinds that came by a rate
+        self._spared: dict[str, str] = {}  # due faults that were not possible, and why
 
     @property
     def not_injected(self) -> dict[str, str]:
-        """What was asked for and has not happened, by its name on the command line, and why not."""
-        reasons = {str(fault): "the run ended before its turn came" for fault in self._planned}
+        """The requested faults that have not happened, by their names on the command line, and why."""
+        reasons = {str(fault): "the run ended before its time" for fault in self._planned}
         for kind, rate_per_s in self._rates.items():
             if kind not in self._done and kind not in self._spared:
                 reasons[kind] = f"none fell due at {rate_per_s:g} a second"
@@ -152,20 +168,20 @@ class Injector:
 
     @property
     def planned_missing(self) -> bool:
-        """Whether a fault with a point of its own has not happened: one by a rate may not come."""
+        """Whether a fault at a point of the run has not happened. (Faults by a rate need not happen.)"""
         return bool(self._planned) or any("@" in name for name in self._spared)
 
     def observe(self, record: Record) -> None:
-        """Reports tell how long an epoch is."""
+        """Read the length of an epoch from a report."""
         if isinstance(record, Reported) and record.epoch:
             self._steps_per_epoch = record.step / record.epoch
 
     def wait_s(self) -> float:
-        """Seconds until there is something to do, 0.1 at most: a run's steps are looked at that often."""
+        """Seconds until the next call of ``act``: at most 0.1, so that it sees each step."""
         return max(0.0, min(0.1, self._until(), *(at - self._clock.now() for at, _, _ in self._frozen)))
 
     def act(self, handle: ElasticHandle) -> list[FaultInjected]:
-        """Do what is due; what was done."""
+        """Inject the faults that are due, and return them."""
         if self._began is None:
             self._began = self._clock.now()
         self._thaw(handle)

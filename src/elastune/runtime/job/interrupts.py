@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGUSR1 as counters that a loop can look at."""
+"""Ctrl-C, SIGTERM and SIGUSR1 as counters that a loop reads."""
 
 from __future__ import annotations
 
@@ -24,14 +24,24 @@ def note_end(number: int) -> None:
 
 
 class Interrupted(Exception):
-    """The user asked for an end before there was anything to show."""
+    """The user has interrupted a command before it had a result."""
 
 
 class Interrupts:
-    """While entered, SIGINT and SIGTERM are counted instead of ending the process: 1 asks for a graceful end, 2 insist.
+    """Counts SIGINT and SIGTERM inside a ``with`` block, where they do not end the process.
 
-    ``noticed``: SIGUSR1 came, by which batch systems announce that they will take the machine away (Slurm's
-    ``--signal=B:USR1@60``). Outside of the main thread signals cannot be caught: the count then stays 0.
+    The first one asks for a graceful end, the second one for an immediate end. Outside of the main thread no signal can
+    be caught, and ``count`` stays 0.
+
+    Attributes:
+        count: The number of these signals.
+        noticed: Whether SIGUSR1 has arrived. Batch systems announce by it that they will take the machine away
+            (Slurm's ``--signal=B:USR1@60``).
+
+    Example:
+        >>> with Interrupts() as interrupts:
+        ...     while not interrupts.count:
+        ...         work()
     """
 
     def __init__(self) -> None:

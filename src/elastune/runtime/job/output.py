@@ -1,9 +1,8 @@
-"""The output folder of a run or study, here or at a URL (``--out s3://bucket/run``, any that fsspec knows).
+"""The output folder of a run or study: a local folder, or a URL that fsspec knows (``--out s3://bucket/run``).
 
-A folder never holds the results of two runs. Results at a URL are written to a folder here, which is what all other
-code uses, and a thread copies what is new in it. It copies files of checkpoints first, then what makes each a
-checkpoint, then the rest, then the journal, which so never tells of a file that is missing. Resuming from the URL
-brings the folder back. This module loads nothing heavy: every command imports it.
+A folder never holds the results of two runs. Results at a URL are written to a local folder, which all other code uses,
+and a thread copies new files to the URL. A resumed run first copies them back. This module imports nothing heavy,
+because every command imports it.
 """
 
 from __future__ import annotations
@@ -27,13 +26,16 @@ from elastune.core.errors import UserError
 JOURNAL = "journal.jsonl"
 DEFAULT_ROOT = Path("elastune-out")
 _OF_RESULTS = (b"reported", b"checkpointed", b"trial_reported", b"trial_finished", b"run_finished", b"plan_made")
-CLAIMED: set[Path] = set()  # folders that this process has made, and nothing may have come of yet
+CLAIMED: set[Path] = set()  # folders that this process has made and that may still be empty
 
 
 def next_folder(program: Path, kind: str) -> Path:
-    """The next free ``elastune-out/PROGRAM-KIND-N``, made here: no other command that begins now has the same.
+    """Make the next free folder ``elastune-out/PROGRAM-KIND-N``. No other command gets the same one.
 
-    ``release_unused`` removes it where nothing came of it. Raises ``UserError``.
+    ``release_unused`` removes it if it stays empty.
+
+    Raises:
+        UserError: If no folder can be made.
     """
     stem = f"{program.stem}-{kind}"
     try:
@@ -64,16 +66,20 @@ def discard_refused() -> None:
 
 
 def release_unused() -> None:
-    """Remove the folders that were made for commands which have left nothing in them. Idempotent."""
+    """Remove the folders of ``next_folder`` that are still empty. Idempotent."""
     for folder in CLAIMED:
-        with suppress(OSError):  # it is used
+        with suppress(OSError):  # it holds files
             folder.rmdir()
             folder.parent.rmdir()
     CLAIMED.clear()
 
 
 def check_out(out: Path, resume: bool) -> Path:
-    """The path of the journal in ``out``. Refuses to mix a new run into an old one's folder."""
+    """Return the path of the journal in ``out``.
+
+    Raises:
+        UserError: If the folder has a journal and ``resume`` is false: a new run must not mix with an old one.
+    """
     path = out / JOURNAL
     if os.path.lexists(path) and not path.is_file():
         raise UserError("a journal must be a file", path, "use another --out")
@@ -82,72 +88,80 @@ def check_out(out: Path, resume: bool) -> Path:
     return path
 
 
-# Results at a URL (``--out s3://bucket/run``, any URL that fsspec knows) are written to a local folder, and a thread
-# copies new files to the URL. It copies the files of a checkpoint first, then the file that completes the checkpoint,
-# then other files, and the journal last: the journal never names a file that is not there. A resumed run first copies
-# the files back from the URL.
+# --- results at a URL ---
 
-LOOK_S = 2.0  # between copies, at least; and ten times what the last one took
+# Files of a checkpoint are copied first, then the file that completes the checkpoint, then other files, and the journal
+# last: so the journal at the URL never names a missing file.
+
+LOOK_S = 2.0  # the least pause between two copies; a pause is also ten times as long as the last copy took
 STATE = "state.json"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.|[a-z0-9]+::")
 _CHECKPOINT = re.compile(r"(?:[^/]+/)*checkpoints/step-[0-9]{10,}/[^/]+")
-_STAYS = ("logs", "cluster")  # folders of this machine's own: what it printed, its agents' secret
+_LOCAL = ("logs", "cluster")  # folders that are not copied: output of workers, the secret of the agents
 
 
 def is_url(out: str) -> bool:
-    """Whether ``out`` is a URL, and no folder."""
+    """Whether ``out`` is a URL and not a folder."""
     return _URL.match(out) is not None
 
 
-def goes(name: str) -> bool:
-    """Whether the file ``name``, relative to the folder, with slashes, is copied: no drafts, locks, logs or secrets."""
+def is_copied(name: str) -> bool:
+    """Whether the file ``name`` (relative to the folder, with slashes) is copied: not drafts, locks, logs, secrets."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or "\\" in name or any(part.startswith(".") for part in parts):
         return False
-    return not (set(parts[:-1]) & set(_STAYS) or name.endswith(".lock"))
+    return not (set(parts[:-1]) & set(_LOCAL) or name.endswith(".lock"))
 
 
 def order(names: Iterable[str]) -> list[str]:
-    """How files are copied one after the other, so that whatever is there is whole with what was copied before it."""
+    """Sort ``names`` in the order in which files are copied: each file after all files that it refers to."""
 
-    def last(name: str) -> tuple[int, str]:
+    def key(name: str) -> tuple[int, str]:
         if name == JOURNAL:
             return 3, name
         if _CHECKPOINT.fullmatch(name):
             return int(name.endswith(f"/{STATE}")), name
         return 2, name
 
-    return sorted(names, key=last)
+    return sorted(names, key=key)
 
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """What makes the copy what the folder is: files to ``copy``, then others to ``remove``, each in order."""
+    """Makes the copy equal to the folder: the files to ``copy``, then the files to ``remove``, each in order."""
 
     copy: list[str]
     remove: list[str]
 
 
-def changes(local: Mapping[str, object], remote: Mapping[str, object]) -> CopyPlan:
-    """``local``: the files of the folder and what tells one version from another; ``remote``: those that were copied.
+def changes(local: Mapping[str, object], copied: Mapping[str, object]) -> CopyPlan:
+    """Return what to copy and to remove. Only files of checkpoints that the folder no longer has are removed.
 
-    Nothing is removed there but files of checkpoints, which were dropped here.
+    Args:
+        local: The files of the folder, each with a mark of its version.
+        copied: The files at the URL, each with the mark of the version that was copied.
     """
-    new = [name for name, mark in local.items() if remote.get(name) != mark]
-    dropped = [name for name in remote.keys() - local.keys() if _CHECKPOINT.fullmatch(name)]
+    new = [name for name, mark in local.items() if copied.get(name) != mark]
+    dropped = [name for name in copied.keys() - local.keys() if _CHECKPOINT.fullmatch(name)]
     return CopyPlan(order(new), order(dropped)[::-1])
 
 
 def whole(names: Iterable[str]) -> list[str]:
-    """``names`` without the files of checkpoints of which the last file never came."""
+    """Return ``names`` without the files of incomplete checkpoints."""
     known = set(names)
     return [name for name in known if not _CHECKPOINT.fullmatch(name) or f"{name.rpartition('/')[0]}/{STATE}" in known]
 
 
 class Mirror:
-    """The copy at ``url`` of a folder of this machine. ``notify`` takes a line for the user, from any thread.
+    """Keeps a copy of a local folder at a URL, in a thread of its own.
 
-    Raises ``UserError`` where nothing on this machine can go to such a URL.
+    Args:
+        url: The URL.
+        notify: Called, from any thread, with a line for the user.
+        root: The folder in which the local folder is made.
+
+    Raises:
+        UserError: If fsspec cannot open such a URL here.
     """
 
     def __init__(self, url: str, notify: Callable[[str], None], root: Path = DEFAULT_ROOT) -> None:
@@ -157,7 +171,7 @@ class Mirror:
         try:
             self._files, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
-            fix = "install what that needs, such as s3fs or gcsfs, or give a folder"
+            fix = "install its package, such as s3fs or gcsfs, or give a folder"
             raise UserError("--out must be a folder, or a URL that fsspec can open", f"{url}: {error}", fix) from None
         self.folder = root / f"mirror-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
         self._copied: dict[str, object] = {}
@@ -165,21 +179,22 @@ class Mirror:
         self._thread = threading.Thread(target=self._serve, name="mirror", daemon=True)
 
     def begin(self, resume: bool) -> None:
-        """Bring back what is there, where a command is to ``resume``; else there must be nothing. Then copy, for good.
+        """Copy the results back if a command is to ``resume``; else refuse a URL with files. Then start the thread.
 
-        Raises ``UserError``.
+        Raises:
+            UserError: For a URL with other files, or one that cannot be read.
         """
         remote = self._reached(self._listed)
-        if remote and not (resume and JOURNAL in remote):  # others' files, perhaps
+        if remote and not (resume and JOURNAL in remote):  # perhaps files of another user
             value = f"{self.url} has {len(remote)} files" + ("" if JOURNAL in remote else f", none of them {JOURNAL}")
             raise UserError("--out must be new or empty", value, "use another --out, or --resume to go on with a run")
         if remote:
-            self._reached(lambda: self._bring(remote))
-        self._copied = dict.fromkeys(remote)  # of unknown versions: each is copied again, or removed
+            self._reached(lambda: self._copy_back(remote))
+        self._copied = dict.fromkeys(remote)  # of unknown versions: each file is copied again, or removed
         self._thread.start()
 
     def finish(self) -> None:
-        """Copy what is still to be copied, and end. Idempotent. Raises ``UserError`` where that fails."""
+        """Copy all new files and stop the thread. Idempotent. Raises ``UserError`` if that fails."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -194,7 +209,7 @@ class Mirror:
             try:
                 self._copy()
                 reported = ""
-            except Exception as error:  # noqa: BLE001 - of whatever kind the package behind this URL raises
+            except Exception as error:  # noqa: BLE001 - the package behind this URL may raise anything
                 if (why := f"{type(error).__name__}: {error}") != reported:
                     reported = why
                     self._notify(f"results wait for {self.url}: {why}")
@@ -211,7 +226,7 @@ class Mirror:
             except FileNotFoundError:
                 if path.exists():
                     raise
-                return  # it was dropped meanwhile, and its checkpoint with it: the next look sees what is left
+                return  # its checkpoint was removed meanwhile; the next copy sees the files that are left
             self._copied[name] = mark
         for name in todo.remove:
             if self._files.exists(self._at(name)):
@@ -221,22 +236,22 @@ class Mirror:
     # -- from the URL -------------------------------------------------------------------------------------------------
 
     def _listed(self) -> list[str]:
-        """The files that are there, by their names below the URL."""
+        """The files at the URL, by their names below it."""
         self._files.invalidate_cache()
         if not self._files.exists(self._root):
             return []
-        under = self._files.find(self._root)
-        return [str(PurePosixPath(path).relative_to(PurePosixPath(self._root))) for path in under]
+        paths = self._files.find(self._root)
+        return [str(PurePosixPath(path).relative_to(PurePosixPath(self._root))) for path in paths]
 
-    def _bring(self, names: list[str]) -> None:
-        """Have the folder here, unless what is here already has gone further."""
+    def _copy_back(self, names: list[str]) -> None:
+        """Copy the files ``names`` into the local folder, unless it already has a later state of the same run."""
         journal = self.folder / JOURNAL
         if journal.is_file() and journal.read_bytes().startswith(self._files.cat_file(self._at(JOURNAL))):
             return
         self._notify(f"going on from {self.url}, in {self.folder}")
         coming = self.folder.with_name(f"{self.folder.name}.coming")
         shutil.rmtree(coming, ignore_errors=True)
-        for name in whole(name for name in names if goes(name)):
+        for name in whole(name for name in names if is_copied(name)):
             (coming / name).parent.mkdir(parents=True, exist_ok=True)
             self._files.get_file(self._at(name), str(coming / name))
         if self.folder.exists():  # the run has gone on elsewhere since
@@ -251,17 +266,18 @@ class Mirror:
             return action()
         except UserError:
             raise
-        except Exception as error:  # noqa: BLE001 - of whatever kind the package behind this URL raises
+        except Exception as error:  # noqa: BLE001 - the package behind this URL may raise anything
             value = f"{self.url}: {type(error).__name__}: {error}"
-            fix = f"see its address and your rights there; what there is lies in {self.folder}"
+            fix = f"check the address and your rights; all results are in {self.folder}"
             raise UserError("results must reach --out", value, fix) from None
 
 
 @contextmanager
 def mirrored(out: str, resume: bool, notify: Callable[[str], None]) -> Iterator[Path]:
-    """The folder ``out``; of a URL a folder here, all of which is there, too, when the block ends.
+    """Give the folder ``out`` or, for a URL, a local folder whose files are all at the URL when the block ends.
 
-    Raises ``UserError`` where that cannot be; where the block has failed, ``notify`` hears of it.
+    Raises:
+        UserError: If the files cannot be copied. If the block itself has failed, ``notify`` gets that line instead.
     """
     if not is_url(out):
         yield Path(out)
@@ -283,11 +299,11 @@ def _files_in(folder: Path) -> dict[str, object]:
     marks: dict[str, object] = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
-        if goes(name) and path.is_file() and not path.is_symlink():
+        if is_copied(name) and path.is_file() and not path.is_symlink():
             try:
                 marks[name] = _mark(path)
             except FileNotFoundError:
-                continue  # it was dropped meanwhile
+                continue  # it was removed meanwhile
     return marks
 
 

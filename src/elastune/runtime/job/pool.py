@@ -1,8 +1,8 @@
-"""Several jobs at once on one cluster: start what fits, read events, resize and pause jobs, meter their cost.
+"""Several jobs at once on one cluster: start them, read their events, resize and pause them, meter their cost.
 
-Hosts are paid for whether they are used or not, at the current price of their kind. A job pays for each of its
-workers from the moment that its process exists until it has ended, whatever it does. Unused room is shared among
-the jobs that have workers at that time, by their number of workers. While no job has workers, it is ``idle``.
+Hosts are paid for whether they are used or not, at the current price of their kind. A job pays for each of its workers
+from the start of the process to its end. Unused room is shared among the jobs that have workers at that time, in
+proportion to their workers. While no job has workers, the cost is ``idle``.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from elastune.core.run import RunSpec
 from elastune.runtime.clusters.base import Cluster, ElasticHandle, Handle, SurvivingRun
 from elastune.runtime.job.run import JobSupervisor
 
-# Hosts are paid for whether they are used or not, at the current price of their kind. A job pays for each of its
-# workers from the start of the process to its end. Unused room is shared among the jobs that have workers at that time,
-# in proportion to their workers; while no job has workers, the cost is ``idle``.
-
 Workers = Mapping[str, int]
-"""By the kind of host."""
+"""Numbers of workers, by the kind of host."""
 
 
 class MoneyMeter:
-    """Counts by ``prices``, whose times are those of the caller's clock and ``offset_s`` more.
+    """Counts the cost of each job of a pool.
+
+    Args:
+        prices: The prices of workers, by kind of host and over time.
+        offset_s: The difference between the times of the prices and those of the caller's clock.
 
     Attributes:
-        costs: What each job has cost so far, in units of the prices.
-        idle: What was paid for while no job had a worker.
+        costs: The cost of each job so far, in units of the prices.
+        idle: The cost of the time in which no job had a worker.
     """
 
     def __init__(self, prices: Prices, offset_s: float = 0.0) -> None:
@@ -43,8 +43,16 @@ class MoneyMeter:
         self._held: Mapping[int, Workers] = {}
 
     def look(self, now_s: float, room: Workers, held: Mapping[int, Workers]) -> None:
-        """Count what was there at the look before until now; from now on there is ``room`` on all hosts, of which each
-        job has ``held``. Raises ``UserError`` for a kind of host without a price."""
+        """Count the time since the last call, in which room and workers were those of that call.
+
+        Args:
+            now_s: The time.
+            room: The room of all hosts from now on.
+            held: The workers of each job from now on.
+
+        Raises:
+            UserError: For a kind of host without a price.
+        """
         if self._at is not None and now_s > self._at:
             self._count(self._at + self._offset_s, now_s + self._offset_s)
         self._at, self._room, self._held = now_s, dict(room), dict(held)
@@ -65,16 +73,22 @@ class MoneyMeter:
             self.costs[job] += price + unused * sum(workers.values()) / whole
 
 
-PAUSED = ("requested", "until_epoch", "notice")  # endings with a checkpoint, from which the job can go on
+PAUSED = ("requested", "until_epoch", "notice")  # ends with a checkpoint, from which the job can go on
 
 
 @dataclass(frozen=True)
 class JobEvent:
-    """Something that a job said, or (``outcome``) how it ended.
+    """A record of a job, or how the job ended (``outcome``).
 
-    ``worker_seconds``: the time of all its workers together in the ``seconds`` that it ran until then. ``lost``: it had
-    no workers left, and could not even start, or was asked to end: it can go on from its newest checkpoint. ``cost``:
-    of all that jobs of its key have had, in a pool with a meter.
+    Attributes:
+        job: The key of the job.
+        spec: Its run.
+        record: The record.
+        seconds: How long the job had run by then.
+        worker_seconds: The time of all its workers together by then.
+        lost: The job had no workers left, could not start, or was asked to end. It can go on from its newest
+            checkpoint.
+        cost: The cost of all jobs of this key so far, in a pool with a meter.
     """
 
     job: int
@@ -92,7 +106,7 @@ class JobEvent:
 
     @property
     def paused_by(self) -> str | None:
-        """What it ended by with a checkpoint to go on from; None where it runs or is over."""
+        """Why the job paused, with a checkpoint to go on from; None if it still runs or is over."""
         if self.lost:
             return "lost"
         stopped = self.record.stopped if isinstance(self.record, RunFinished) else None
@@ -101,9 +115,11 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class SurvivingJob:
-    """A job that ran under a controller before this one, with ``worker_seconds`` by now.
+    """A job that an earlier controller started.
 
-    None: it has had the workers that it began with ever since.
+    Attributes:
+        run: Its run.
+        worker_seconds: The time of all its workers together by now; None: it still has the workers that it began with.
     """
 
     run: SurvivingRun
@@ -111,9 +127,14 @@ class SurvivingJob:
 
 
 class Job:
-    """One job that runs: how many workers it was told to have, and how many it had, for how long.
+    """A running job: how many workers it should have, how many it has, and the time of its workers so far.
 
-    It was ``started_s``, and has had ``worker_seconds`` until ``since_s``.
+    Args:
+        watch: Supervises it.
+        spec: Its run.
+        started_s: When it started.
+        since_s: Up to when its workers' time is counted.
+        worker_seconds: The time of all its workers together until ``since_s``.
     """
 
     def __init__(
@@ -121,45 +142,45 @@ class Job:
     ) -> None:
         self.watch = watch
         self.spec = spec
-        self.wished = self.held = spec.execution.workers
+        self.requested = self.held = spec.execution.workers
         self.started_s = started_s
         self.pausing = False
         self.given_up = False
         self._had_members = False
         self._counted, self._idle_s = worker_seconds, 0.0
-        self._had, self._since_s = self.wished, since_s
+        self._had, self._since_s = self.requested, since_s
 
     @property
     def workers(self) -> int:
-        """Workers that train together now; before they do, those that were asked for."""
+        """The number of workers that train together now; before the first step, the requested number."""
         handle = self.watch.handle
         if not isinstance(handle, ElasticHandle):
-            return self.wished
-        return len(handle.members) or (len(handle.pids) if self._had_members else self.wished)
+            return self.requested
+        return len(handle.members) or (len(handle.pids) if self._had_members else self.requested)
 
     @property
     def stranded(self) -> bool:
-        """Whether it has lost all workers, and waits for room."""
+        """Whether the job has lost all workers and waits for room."""
         handle = self.watch.handle
         return self.workers == 0 and isinstance(handle, ElasticHandle) and not handle.pids
 
     def hold(self) -> int:
-        """Note how many workers nobody else can have: told to come, or not gone yet. By how many more than before."""
+        """Count the workers that no other job can have: requested, or not ended yet. Return the increase."""
         handle, before = self.watch.handle, self.held
-        self.held = self.wished
+        self.held = self.requested
         if isinstance(handle, ElasticHandle):
             self._had_members = self._had_members or bool(handle.members)
-            self.held = max(self.wished, len(handle.pids), len(handle.members))
+            self.held = max(self.requested, len(handle.pids), len(handle.members))
         return self.held - before
 
     def seconds(self, now_s: float) -> float:
-        """How long it has run by now, as ``worker_seconds`` has counted: without the time in which it had no worker."""
+        """How long the job has run by now, without the time in which it had no worker."""
         return now_s - self.started_s - self._idle_s
 
     def worker_seconds(self, now_s: float) -> float:
-        """The time of all its workers together, up to now. To be asked whenever their number may have changed.
+        """The time of all its workers together, up to now. Call it whenever their number may have changed.
 
-        How often it is asked while they stay the same changes no bit of the answer.
+        More calls while their number stays the same do not change a bit of the result.
         """
         spent_s = (now_s - self._since_s) * self._had
         if self.workers != self._had or self._had == 0:
@@ -171,8 +192,15 @@ class Job:
 
 
 class Pool:
-    """Jobs by a key of the caller's, on at most ``most`` workers of ``cluster`` (None: all of them). ``meter``: counts
-    what they cost."""
+    """Runs several jobs at once on one cluster. The caller gives each job a key.
+
+    Args:
+        cluster: The cluster.
+        most: The most workers that all jobs may have together; None: all workers of the cluster.
+        timeout_s: The longest time of a job.
+        clock: The clock.
+        meter: Counts the cost of the jobs.
+    """
 
     def __init__(
         self,
@@ -195,45 +223,49 @@ class Pool:
 
     @property
     def capacity(self) -> int:
-        """Workers that its jobs may have together; changes where the cluster varies."""
+        """The number of workers that its jobs may have together. It changes if the cluster varies."""
         return self._cluster.capacity if self._most is None else min(self._most, self._cluster.capacity)
 
     @property
     def varies(self) -> bool:
-        """Whether there may be more room later than there is now, whatever the jobs do."""
+        """Whether the room may grow by itself."""
         return self._cluster.varies
 
     def takes(self, workers: int) -> bool:
-        """Whether a job of so many is to be started though it is wider than ``free``, once no other runs."""
+        """Whether to start a job of so many workers, more than are ``free``, once no other job runs."""
         return not self.varies or self._cluster.free >= workers
 
     @property
     def free(self) -> int:
-        """Workers that no job uses, and that the cluster could start now."""
+        """The number of workers that no job uses and that the cluster could start now."""
         return min(self.capacity - self._held, self._cluster.free)
 
     @property
     def running(self) -> int:
-        """Jobs that are not over."""
+        """The number of jobs that are not over."""
         return len(self.jobs)
 
     def start(self, key: int, spec: RunSpec) -> None:
-        """Start a job; its workers must be free. Raises ``NoRoomError`` where they no longer are, and ``UserError``."""
+        """Start a job. Raises ``UserError``; ``NoRoomError`` if the room for its workers is gone."""
         now_s = self._clock.now()
         self._follow(key, self._cluster.start(spec), spec, now_s, now_s)
 
     def adopt(self, left: Mapping[int, SurvivingJob]) -> Collection[int]:
-        """Go on with those of the jobs that go on without their controller; which those are. Before any ``start``."""
-        handles = self._cluster.adopt([one.run for one in left.values()])
-        for (key, one), handle in zip(left.items(), handles, strict=True):
+        """Take over the jobs whose workers have outlived the earlier controller. Call it before ``start``.
+
+        Returns:
+            The keys of these jobs.
+        """
+        handles = self._cluster.adopt([job.run for job in left.values()])
+        for (key, survivor), handle in zip(left.items(), handles, strict=True):
             if handle is not None:
                 now_s = self._clock.now()
-                started_s = one.run.last_start_at - (self._clock.wall() - now_s)
-                since_s = started_s if one.worker_seconds is None else now_s
-                self._follow(key, handle, one.run.spec, started_s, since_s, one.worker_seconds or 0.0)
+                started_s = survivor.run.last_start_at - (self._clock.wall() - now_s)
+                since_s = started_s if survivor.worker_seconds is None else now_s
+                self._follow(key, handle, survivor.run.spec, started_s, since_s, survivor.worker_seconds or 0.0)
                 job = self.jobs[key]
-                if isinstance(handle, ElasticHandle) and one.run.spec.elastic.high is not None:
-                    job.wished = len(handle.members) or job.wished  # what else was asked for is forgotten
+                if isinstance(handle, ElasticHandle) and survivor.run.spec.elastic.high is not None:
+                    job.requested = len(handle.members) or job.requested  # an earlier request is forgotten
                 self._held += job.hold()
         return list(self.jobs)
 
@@ -248,19 +280,19 @@ class Pool:
         self._count()
 
     def resize(self, key: int, workers: int, why: str = "") -> None:
-        """Let a job go on with so many workers, as soon as they are there."""
+        """Let a job go on with so many workers, as soon as they are ready."""
         job = self.jobs[key]
         if not isinstance(job.watch.handle, ElasticHandle):
             raise TypeError(f"the workers of {type(job.watch.handle).__name__} cannot change")
         job.worker_seconds(self._clock.now())
-        job.wished = workers
+        job.requested = workers
         job.watch.handle.resize(workers, why)
         self._held += job.hold()
 
     def pause(self, key: int) -> None:
-        """Ask a job for a checkpoint and its end, at its next step. It is told as ended, with that outcome.
+        """Ask a job to write a checkpoint and end at its next step; ``pump`` then returns that end.
 
-        One that has no workers left ends at once.
+        A job without workers ends at once.
         """
         job = self.jobs[key]
         if not job.given_up and job.stranded:
@@ -271,14 +303,14 @@ class Pool:
             job.watch.stop()
 
     def pump(self, wait_s: float) -> list[JobEvent]:
-        """Wait for news, at most ``wait_s`` and the cluster's patience: what the jobs said, then the ends."""
+        """Wait for events, at most ``wait_s`` and the cluster's patience. Return the records of jobs, then the ends."""
         if self.jobs or self.varies:
             late_s = self._late_s()
             self._cluster.wait(min(wait_s, self._cluster.patience_s, late_s if late_s > 0 else wait_s))
         self._count()
         events: list[JobEvent] = []
         ends: list[JobEvent] = []
-        for key in self._ready_jobs():
+        for key in self._jobs_to_read():
             job, now_s = self.jobs[key], self._clock.now()
             worker_s = job.worker_seconds(now_s)
             ran_s = job.seconds(now_s)
@@ -298,21 +330,21 @@ class Pool:
             held = {key: self._cluster.held(job.watch.handle) for key, job in self.jobs.items()}
             self._meter.look(self._clock.now(), self._cluster.rooms, held)
 
-    def _ready_jobs(self) -> list[int]:
-        """The jobs that may have something to say. Who may be late is always asked."""
+    def _jobs_to_read(self) -> list[int]:
+        """The jobs that may have events; all jobs if one may be past its time limit."""
         news = self._cluster.news()
         if news is None or self._late_s() <= 0:
             return list(self.jobs)
         return [self._keys[handle] for handle in news if handle in self._keys]
 
     def _late_s(self) -> float:
-        """Seconds until the job that was started first, of those that run, is late."""
+        """Seconds until the oldest running job reaches the time limit."""
         if self._timeout_s is None or not self.jobs:
             return float("inf")
         return next(iter(self.jobs.values())).started_s + self._timeout_s - self._clock.now()
 
     def abandon(self) -> None:
-        """End every job now, without a record of its result."""
+        """End all jobs now, without a record of their results."""
         for job in self.jobs.values():
             job.watch.handle.kill()
         while any(job.watch.outcome is None for job in self.jobs.values()):

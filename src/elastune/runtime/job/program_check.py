@@ -23,22 +23,23 @@ from elastune.train.proof.findings import ShortRun, TrainingProblem, judge
 from elastune.train.proof.recorder import VARIABLE, Recording
 from elastune.train.proof.records import read_run
 
-# The cost of ``exact`` mode: the time of its steps, compared with plain steps of one pass for each batch.
+# --- the cost of ``exact`` mode ---
 
 SLOTS = 4
 MODES: tuple[Mode, Mode] = ("exact", "fast")
-ROUNDS = 2  # of both, in turn: what a machine does besides then meets both
-APART = 1e-3  # metrics that differ by more, relatively, differ by more than rounding
+ROUNDS = 2  # of both modes in turn, so that other work of the machine affects both
+APART = 1e-3  # a larger relative difference of metrics is more than rounding
 
 
 @dataclass(frozen=True)
 class ExactCost:
-    """Both measured here, on one worker, in ``steps`` steps each.
+    """The time of a step in ``exact`` mode and in a plain loop, both measured on one worker of this machine.
 
     Attributes:
-        exact_s: Median seconds of a step that runs each of ``SLOTS`` slots by itself.
-        plain_s: The same of one pass a batch.
-        apart: Metrics that differ by more than rounding: by name, in exact mode and in one pass.
+        steps: The number of steps of each.
+        exact_s: The median seconds of a step that runs each of ``SLOTS`` slots by itself.
+        plain_s: The median seconds of a step with one pass for the batch.
+        apart: The metrics that differ by more than rounding: by name, in exact mode and in one pass.
     """
 
     steps: int
@@ -47,7 +48,7 @@ class ExactCost:
     apart: dict[str, tuple[float, float]]
 
     def as_lines(self) -> list[str]:
-        """In lines."""
+        """The result for people, line by line."""
         times = f"{self.exact_s * 1e3:.3g} ms a step in {SLOTS} slots, {self.plain_s * 1e3:.3g} ms in one pass"
         lines = [f"exact mode: {times} (x{self.exact_s / self.plain_s:.2f}; medians of {self.steps} steps, one worker)"]
         for name, (exact, plain) in sorted(self.apart.items()):
@@ -59,11 +60,20 @@ class ExactCost:
 
 
 def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -> ExactCost:
-    """Train ``steps`` steps of ``program`` in each mode, in turn.
+    """Train ``steps`` steps of ``program`` in each mode, in turn, and compare the times of steps.
+
+    Args:
+        program: The program.
+        config: Settings in place of the program's.
+        steps: The number of steps.
+        seed: The seed of the runs.
+
+    Returns:
+        The times, and the metrics that differ.
 
     Raises:
-        UserError: Where there are too few steps to time.
-        JobFailed: Where it does not train.
+        UserError: If the steps are too few to time.
+        JobFailed: If the program does not train.
 
     Example:
         >>> exact_cost(Program(Path("train.py")), {}, steps=50).as_lines()
@@ -87,7 +97,7 @@ def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -
     return ExactCost(exact.steps, min(times["exact"]), min(times["fast"]), apart)
 
 
-# Short runs that must do the same: in one pass a batch, in slots, on two workers, and cut and resumed.
+# --- short runs that must do the same ---
 
 CHECK_SLOTS, WORKERS = 4, 2
 EPOCH_STEPS = 2  # of each epoch in a check, so that ends of epochs are checked too

@@ -1,7 +1,7 @@
-"""Going on with a run: its request is compared with its journal before anything starts or is written.
+"""Resuming a run: its request is compared with its journal before anything starts or is written.
 
-A program that has changed since the run was begun is refused, or accepted and journaled. Workers that have outlived
-their controller are adopted.
+A program that has changed since the run began is refused, or accepted and journaled. Workers that have outlived their
+controller are adopted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from elastune.train.program.source import differences, source_of
 
 _FIX_ARGUMENTS = "leave out what stands behind FILE and --"
 FIX = "undo that, or add --accept-changes to go on with it"
-_MARKS = b'"checkpointed"', b'"run_started"'  # in the lines of a journal that is worth a look
+_MARKS = b'"checkpointed"', b'"run_started"'  # a journal without both has no run to resume
 
 
 def with_source(spec: RunSpec) -> RunSpec:
@@ -43,13 +43,13 @@ def with_source(spec: RunSpec) -> RunSpec:
 
 
 def accepted_changes(spec: RunSpec) -> ChangesAccepted | None:
-    """Compare the program of ``spec``, which is to go on, with that of the run in its folder.
+    """Compare the program of ``spec``, a run to resume, with the program of the run in its folder.
 
     Returns:
-        What has changed, where that is accepted; None where nothing has, or there is no checkpoint to go on from.
+        The accepted changes; None if nothing has changed, or the run has no checkpoint.
 
     Raises:
-        UserError: Where something has changed and is not accepted: names file, line and part.
+        UserError: For changes that are not accepted. It names file, line and part.
     """
     path = spec.out / JOURNAL
     if not spec.resume or not path.is_file():
@@ -60,21 +60,21 @@ def accepted_changes(spec: RunSpec) -> ChangesAccepted | None:
     records = [entry.record for entry in read(path)]
     started = [record for record in records if isinstance(record, RunStarted)]
     saved = [record.step for record in records if isinstance(record, Checkpointed)]
-    what = differences(started[-1].source, spec.program) if started and saved else []
-    if not what:
+    changes = differences(started[-1].source, spec.program) if started and saved else []
+    if not changes:
         return None
-    refuse_unless(spec.accept_changes, what, "a run")
-    return ChangesAccepted(what, saved[-1], _epochs(records, saved[-1]))
+    refuse_unless(spec.accept_changes, changes, "a run")
+    return ChangesAccepted(changes, saved[-1], _epochs(records, saved[-1]))
 
 
-def refuse_unless(accepted: bool, what: Sequence[str], whose: str, fix: str = FIX) -> None:
-    """Raise ``UserError`` for changes that were not accepted; ``whose``: "a run", "a study"."""
+def refuse_unless(accepted: bool, changes: Sequence[str], noun: str, fix: str = FIX) -> None:
+    """Raise ``UserError`` for changes that were not accepted. ``noun``: "a run" or "a study"."""
     if not accepted:
-        raise UserError(f"{whose} goes on with the program that it was begun with", "; ".join(what), fix)
+        raise UserError(f"{noun} goes on with the program that it was begun with", "; ".join(changes), fix)
 
 
 def _epochs(records: Sequence[Record], step: int) -> int:
-    """How many epochs were completed after ``step``, as far as reports tell."""
+    """How many epochs were completed after ``step``, according to the reports."""
     reports = [record for record in records if isinstance(record, Reported) and record.step <= step]
     return reports[-1].epoch if reports else 0
 
@@ -84,9 +84,9 @@ class RunHistory:
     """The settings of a run, as its journal records them.
 
     Attributes:
-        first: How it was begun.
-        last: How it was begun or resumed last.
-        planned: The epochs that it was to have then; None: nobody knows.
+        first: Its first start.
+        last: Its last start or resumption.
+        planned: The number of epochs that the last start planned; None: unknown.
         saved: The steps of its newest checkpoint; 0: it has none.
     """
 
@@ -95,22 +95,22 @@ class RunHistory:
     planned: int | None = None
     saved: int = 0
 
-    def settings(self, program_config: Config) -> Config:
-        """Return the settings that the run has, where ``program_config`` are the program's."""
+    def settings(self, defaults: Config) -> Config:
+        """Return the settings of the run. ``defaults``: the settings in the program."""
         longer = {name: value for name, value in self.last.config.items() if name in LENGTHS}
-        return {**program_config, **self.first.config, **longer}
+        return {**defaults, **self.first.config, **longer}
 
 
 def history_in(entries: Sequence[Entry], path: Path) -> RunHistory | None:
-    """Return what the ``entries`` of the journal at ``path`` say of their run; None where there are none.
+    """Return the history of the run in the journal at ``path``; None if it has no ``entries``.
 
     Raises:
-        UserError: For the journal of anything but a run.
+        UserError: If it is the journal of a study or frontier.
     """
     started = [entry.record for entry in entries if isinstance(entry.record, RunStarted)]
-    strange = next((entry.record.kind for entry in entries if entry.record.kind == "study_started"), None)
-    if entries and (strange is not None or not started):
-        contents = "the journal of a study" if strange else f"a journal that begins with {entries[0].record.kind}"
+    of_study = any(entry.record.kind == "study_started" for entry in entries)
+    if entries and (of_study or not started):
+        contents = "the journal of a study" if of_study else f"a journal that begins with {entries[0].record.kind}"
         fix = "use another --out, or the command that the folder is of"
         raise UserError("a run goes on in the folder of a run", f"{path.parent} has {contents}", fix)
     if not started:
@@ -122,17 +122,17 @@ def history_in(entries: Sequence[Entry], path: Path) -> RunHistory | None:
 
 
 def execution_at_start(out: Path) -> ExecutionSettings | None:
-    """Return the system parameters that the run in ``out`` was begun with; None where there is no run.
+    """Return the execution settings with which the run in ``out`` began; None if the folder has no run.
 
     Raises:
-        UserError: For the folder of anything but a run, and for a bad journal.
+        UserError: For a folder of a study or frontier, and for a bad journal.
     """
     history = _history(out)
     return None if history is None else ExecutionSettings.from_json(history.first.execution)
 
 
 def arguments_at_start(out: Path) -> tuple[str, ...]:
-    """Return the program's own arguments with which the run or the study in ``out`` was begun; none without one.
+    """Return the arguments of the program with which the run or study in ``out`` began; empty without one.
 
     Raises:
         UserError: For a bad journal.
@@ -147,20 +147,20 @@ def arguments_at_start(out: Path) -> tuple[str, ...]:
 
 
 def check_resumed(spec: RunSpec) -> str:
-    """Refuse to go on with a run under settings that would change its result. Nothing is written.
+    """Refuse to resume a run under settings that would change its result. Writes nothing.
 
-    More epochs or steps are a longer training of the same run. Workers, mesh, mechanism, device, cluster and whatever
-    else does not show in the result, or in its rounding alone, may differ.
+    More epochs or steps are a longer training of the same run. Workers, mesh, mechanism, device, cluster and all other
+    settings that do not show in the result, or only in its rounding, may differ.
 
     Args:
-        spec: The run as it is asked for.
+        spec: The run as the user requests it.
 
     Returns:
-        What becomes of a learning-rate schedule if the run goes on for longer; "" for nothing.
+        What happens to a learning-rate schedule if the run takes longer; "" for nothing.
 
     Raises:
-        UserError: Naming the one setting that differs, both values, and the fix; for the folder of anything but a run;
-            and for a schedule that cannot go on for longer.
+        UserError: For a setting that differs: it has both values and the fix. Also for a folder of a study or frontier,
+            and for a schedule that cannot take longer.
 
     Example:
         >>> check_resumed(replace(spec, resume=True, epochs=4))
@@ -171,12 +171,12 @@ def check_resumed(spec: RunSpec) -> str:
         return ""
     config: Config = {}
     dropped = spec.epochs is None and history.last.epochs is not None
-    if dropped or any(dict(spec.config) != start.config for start in (history.first, history.last)):
-        from elastune.train.program.load import load_as_guest  # it brings torch
+    if dropped or any(dict(spec.config) != begun.config for begun in (history.first, history.last)):
+        from elastune.train.program.load import load_as_guest  # loads the program, and so torch
 
         config = load_as_guest(spec.program, spec.seed).config
-    for difference in _differences(history, spec, config):
-        raise difference
+    for error in _differences(history, spec, config):
+        raise error
     return _schedules(history, spec, config)
 
 
@@ -185,8 +185,8 @@ def _history(out: Path) -> RunHistory | None:
     return history_in(read(path), path) if path.exists() else None
 
 
-def _differences(history: RunHistory, spec: RunSpec, program_config: Config) -> Iterator[UserError]:
-    """What is wrong with ``spec``, the worst first."""
+def _differences(history: RunHistory, spec: RunSpec, defaults: Config) -> Iterator[UserError]:
+    """Yield the errors of ``spec``, the most important first."""
     first, then, now = history.first, ExecutionSettings.from_json(history.first.execution), spec.execution
     exact = now.mode == "exact"
     settings = [
@@ -214,10 +214,10 @@ def _differences(history: RunHistory, spec: RunSpec, program_config: Config) -> 
         fix = f"use --workers {then.num_slots}" + (" or fewer" if then.num_slots > 1 else "")
         fix += f", or begin a run with --workers 1:{parts} or --slots {parts}"
         yield UserError(rule, f"{count(then.num_slots, 'slot')}, {count(parts, 'worker')}", fix)
-    yield from _of_config(history, spec, program_config)
+    yield from _of_config(history, spec, defaults)
     yield from _of_policies(history, spec)
     yield from _of_beginning(first, spec)
-    yield from _of_length(history, spec, program_config)
+    yield from _of_length(history, spec, defaults)
 
 
 def _differs(name: str, old: object, new: object, fix: str) -> UserError:
@@ -230,24 +230,24 @@ def _short(value: object) -> str:
     return "none" if text == "null" else text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def _of_config(history: RunHistory, spec: RunSpec, program_config: Config) -> Iterator[UserError]:
-    then, now = history.settings(program_config), {**program_config, **spec.config}
+def _of_config(history: RunHistory, spec: RunSpec, defaults: Config) -> Iterator[UserError]:
+    then, now = history.settings(defaults), {**defaults, **spec.config}
     for name in changed_settings(then, now):
-        old, new = (values.get(name, "not set") for values in (then, now))
-        set_before = {**history.first.config, **history.last.config}
+        old, new = (config.get(name, "not set") for config in (then, now))
+        requested = {**history.first.config, **history.last.config}
         if name in LENGTHS and name in then and name in now:
             rule = f"a run goes on for at least as many {name} as it was begun for"
             yield UserError(rule, f"{_short(new)}, begun for {_short(old)}", f"use --set {name}={_short(old)} or more")
-        fix = f"use --set {shlex.quote(f'{name}={_short(old)}')}" if name in set_before else f"leave out --set {name}"
+        fix = f"use --set {shlex.quote(f'{name}={_short(old)}')}" if name in requested else f"leave out --set {name}"
         yield _differs(f"setting {name}", old, new, fix)
 
 
 def _of_policies(history: RunHistory, spec: RunSpec) -> Iterator[UserError]:
-    """Policies may have other options when a run goes on: a fixed one is another chance."""
-    old, new = ([_name(text) for text in policies] for policies in (_policies(history.first), spec.adapt.policies))
+    """Policies may have other options when a run is resumed, so that a user can correct an option."""
+    old, new = ([_name(text) for text in texts] for texts in (_policies(history.first), spec.adapt.policies))
     if sorted(old) != sorted(new):
-        words = " ".join(f"--policy {shlex.quote(text)}" for text in _policies(history.last))
-        fix = f"use {words}" if old else "leave out --policy"
+        options = " ".join(f"--policy {shlex.quote(text)}" for text in _policies(history.last))
+        fix = f"use {options}" if old else "leave out --policy"
         yield _differs("policies", ", ".join(old) or None, ", ".join(new) or None, fix)
 
 
@@ -260,21 +260,21 @@ def _name(text: str) -> str:
 
 
 def _of_beginning(first: RunStarted, spec: RunSpec) -> Iterator[UserError]:
-    """The weights that it began with are in its checkpoints, so they need not be named again."""
-    recorded = first.start_from
+    """The initial weights are in the run's checkpoints, so the user need not name them again."""
+    begun = first.start_from
     requested = None if spec.start_from is None else {**spec.start_from.to_json(), "sha256": ""}
-    if requested is not None and requested != (recorded and {**recorded, "sha256": ""}):
-        old = recorded["source"] if recorded else None
-        fix = f"use --start-from {old}" if recorded else "leave out --start-from"
+    if requested is not None and requested != (begun and {**begun, "sha256": ""}):
+        old = begun["source"] if begun else None
+        fix = f"use --start-from {old}" if begun else "leave out --start-from"
         yield _differs("weights", old, str(spec.start_from and spec.start_from.source), fix)
     if spec.from_dcp is not None and str(spec.from_dcp) != first.from_dcp:
         fix = f"use --from-dcp {first.from_dcp}" if first.from_dcp else "leave out --from-dcp"
         yield _differs("weights", first.from_dcp, str(spec.from_dcp), fix)
 
 
-def _of_length(history: RunHistory, spec: RunSpec, program_config: Config) -> Iterator[UserError]:
+def _of_length(history: RunHistory, spec: RunSpec, defaults: Config) -> Iterator[UserError]:
     rule, last = "a run goes on for at least as many epochs as it was begun for", history.last.epochs
-    settled = {**program_config, **spec.config}.get("epochs")
+    settled = {**defaults, **spec.config}.get("epochs")
     if spec.epochs is not None and history.planned is not None and spec.epochs < history.planned:
         fix = f"use --epochs {history.planned} or more, or end it earlier with --max-steps"
         yield UserError(rule, f"{spec.epochs}, begun for {history.planned}", fix)
@@ -285,18 +285,18 @@ def _of_length(history: RunHistory, spec: RunSpec, program_config: Config) -> It
         yield UserError("a run goes on from its newest checkpoint", f"--max-steps {spec.max_steps}", fix)
 
 
-def _schedules(history: RunHistory, spec: RunSpec, program_config: Config) -> str:
-    """What schedules do in a training that is longer than it was begun for. Raises ``UserError`` for what cannot be."""
+def _schedules(history: RunHistory, spec: RunSpec, defaults: Config) -> str:
+    """Describe what schedules do in a longer training. Raises ``UserError`` for a schedule that cannot take longer."""
     before, after = history.planned, spec.epochs
-    then, now = history.settings(program_config), {**program_config, **spec.config}
+    then, now = history.settings(defaults), {**defaults, **spec.config}
     passes = [name for name in grown(then, now) if name != "max_steps"]
-    if after is None and history.last.epochs is not None and program_config:
-        after = int(number(now, "epochs"))  # which are more: the others are refused
+    if after is None and history.last.epochs is not None and defaults:
+        after = int(number(now, "epochs"))  # more than before: fewer are refused above
     elif after is None and passes:
         before, after = (int(number(settings, passes[0])) for settings in (then, now))
     if after is None or (before is not None and after <= before):
         return ""
-    from elastune.train.checkpoints.checkpoint import schedules  # it brings torch
+    from elastune.train.checkpoints.checkpoint import schedules  # imports torch
     from elastune.train.schedule_length import ended_by, ends_of
 
     lines: list[str] = []
@@ -314,11 +314,11 @@ def _schedules(history: RunHistory, spec: RunSpec, program_config: Config) -> st
 
 @dataclass(frozen=True)
 class SurvivingWorkers:
-    """What is known of a run whose workers may train without a controller.
+    """A run whose workers may train without a controller.
 
     Attributes:
-        started: How it began last.
-        kept: What is in its journal since.
+        started: Its last start.
+        kept: The records of its journal since then.
     """
 
     started: RunStarted
@@ -326,14 +326,15 @@ class SurvivingWorkers:
 
 
 def may_adopt(spec: RunSpec) -> bool:
-    """Whether ``find_surviving_workers`` finds anything."""
+    """Whether ``find_surviving_workers`` returns a run."""
     return find_surviving_workers(spec) is not None
 
 
 def find_surviving_workers(spec: RunSpec) -> SurvivingWorkers | None:
-    """The run in ``spec.out``, whose workers may have outlived its controller; None where nobody is left of it.
+    """Return the run in ``spec.out`` if its workers may have outlived its controller, else None.
 
-    Raises ``UserError`` where that is another run than ``spec``, which would not be done by taking them over.
+    Raises:
+        UserError: If it differs from ``spec``: adopting its workers would not do what the user requests.
     """
     if not spec.resume or left_behind(spec.out) is None:
         return None
@@ -341,7 +342,7 @@ def find_surviving_workers(spec: RunSpec) -> SurvivingWorkers | None:
     if surviving is None:
         return None
     started = surviving.started
-    for what, then, now in (
+    for noun, then, now in (
         ("program", started.program, str(spec.program.path)),
         ("settings (--set)", started.config, dict(spec.config)),
         ("--seed", started.seed, spec.seed),
@@ -352,8 +353,8 @@ def find_surviving_workers(spec: RunSpec) -> SurvivingWorkers | None:
         ("policies and monitors", started.adapt, spec.adapt.to_json()),
     ):
         if then != now:
-            rule = f"workers of this run may still train: it goes on with the same {what}"
-            fix = f"say the same as before, or remove {spec.out / CONTACT_NAME} once no worker is left"
+            rule = f"workers of this run may still train: it goes on with the same {noun}"
+            fix = f"repeat the earlier value, or remove {spec.out / CONTACT_NAME} once no worker is left"
             raise UserError(rule, f"{now}, after {then}", fix)
     if changed := differences(started.source, spec.program):
         rule = "workers of this run may still train: it goes on with the program that they have loaded"
@@ -363,13 +364,13 @@ def find_surviving_workers(spec: RunSpec) -> SurvivingWorkers | None:
 
 
 def adopted(spec: RunSpec, survivors: SurvivingWorkers, cluster: Cluster) -> Handle | None:
-    """``spec``'s run, which was ``survivors``, as it goes on on ``cluster``; None where nobody comes back."""
+    """Adopt the workers of ``spec``'s run on ``cluster``. Return its handle; None if no worker connects."""
     execution = ExecutionSettings.from_json(survivors.started.execution)
     return cluster.adopt([SurvivingRun(replace(spec, execution=execution), survivors.kept)])[0]
 
 
 def _current(out: Path) -> SurvivingWorkers | None:
-    """None where the run in ``out`` has ended, or never began."""
+    """Return the run in ``out``; None if it has ended, or never began."""
     path = out / JOURNAL
     records = [entry.record for entry in read(path)] if path.exists() else []
     starts = [at for at, record in enumerate(records) if isinstance(record, RunStarted)]

@@ -1,6 +1,6 @@
 """Checks of a run before a worker starts: hyperparameters, execution settings, policies and monitors.
 
-This imports torch and the program, which takes a second and more: import this module when it is needed.
+It imports torch and the program, which takes a second or more: import this module when it is needed.
 """
 
 from __future__ import annotations
@@ -26,19 +26,23 @@ from elastune.train.checkpoints.start_from import check_source
 from elastune.train.program.load import LoadedProgram, load_as_guest
 from elastune.train.program.overrides import override
 
-# The controller runs the policy ``spot``, because only the controller knows the hosts.
-
-CHANGEOVER_S = 10.0  # until a warm worker trains, and the pauses; generous
+CHANGEOVER_S = 10.0  # a generous estimate of the time until a warm worker trains, with all pauses
 
 
 def spot_of(adapt: Adapt, program: LoadedProgram) -> list[Spot]:
-    """The policies ``spot`` among those that are asked for. Raises ``UserError`` for one that is wrong."""
+    """Return the requested policies ``spot``. Raises ``UserError`` for a wrong policy."""
     policies = [build(text, program.policies).policy for text in adapt.policies]
     return [policy for policy in policies if isinstance(policy, Spot)]
 
 
 def spot_watch(spec: RunSpec, program: LoadedProgram) -> SpotWatch | None:
-    """What asks the policy ``spot`` while the run goes on; None where it was not asked for. Raises ``UserError``."""
+    """Return the ``SpotWatch`` of a run; None if the user does not request the policy ``spot``.
+
+    The controller runs this policy, because only the controller knows the hosts.
+
+    Raises:
+        UserError: For wrong options of the policy.
+    """
     settings = spot_of(spec.adapt, program)
     if not settings:
         return None
@@ -48,13 +52,13 @@ def spot_watch(spec: RunSpec, program: LoadedProgram) -> SpotWatch | None:
     return SpotWatch(settings[0].rules(spec.most_workers, CHANGEOVER_S), prices)
 
 
-NO_POLICY = "none"
-
-
 def check_adapt(adapt: Adapt, program: LoadedProgram, spec: RunSpec | None = None) -> None:
-    """Raise ``UserError`` for policies and monitors that cannot be made from their texts, or not together.
+    """Raise ``UserError`` for policies and monitors that are wrong or contradict each other.
 
-    ``program``: its own policies can be named too. ``spec``: the run that they are to adapt, where that is known.
+    Args:
+        adapt: The policies and monitors.
+        program: The program, which may have policies of its own.
+        spec: The run that they will adapt, if it is known.
     """
     policies = [build(text, program.policies) for text in adapt.policies]
     monitors = choose([*adapt.monitors, *monitors_for(policies)])
@@ -66,40 +70,28 @@ def check_adapt(adapt: Adapt, program: LoadedProgram, spec: RunSpec | None = Non
 
 
 def _check_monitors(measuring: Sequence[str], spec: RunSpec) -> None:
-    """What is measured of gradients can be."""
+    """Raise ``UserError`` if the run cannot measure gradients."""
     execution, sync = spec.execution, spec.sync
     if measuring and sync.in_rounds:
         rule = "learners' gradients are not summed up, so nothing is measured of them"
         fix = "begin with --sync allreduce, or leave it out"
         raise UserError(rule, f"the monitor {measuring[0]} with {sync}", fix)
     if measuring and execution.compression is not None and execution.compression.keeps_residual:
-        rule = "where most of a gradient is sent in later steps, its norms tell nothing of its noise"
+        rule = "if most of a gradient is sent in later steps, its norms do not show its noise"
         raise UserError(rule, f"the monitor {measuring[0]}, --compress {execution.compress}", "use --compress int8")
     if measuring and not mechanism_for(execution).capabilities.measures:
-        rule = f"{execution.mechanism} does not tell gradients' norms or the loss's curvature"
+        rule = f"{execution.mechanism} does not measure gradients' norms or the loss's curvature"
         raise UserError(rule, f"the monitor {measuring[0]}", "use another mechanism, or leave it out")
 
 
 def _check_strategies(named: PolicyEntry, spec: RunSpec) -> None:
-    """The run can have what the policy may switch to: else it would stay with what it began with, all the time."""
+    """Raise ``UserError`` if the run cannot have a strategy of the policy: it would never switch to it."""
     for text in named.policy.strategies(spec.execution.num_slots, spec.most_workers):
         try:
             check_strategy(SyncPlan.parse(text), spec)
         except UserError as error:
             rule, value, fix, page = error.parts
             raise UserError(rule, f"{value}, of the policy {named.name}", fix, page) from None
-
-
-def policies_of(value: object) -> tuple[str, ...]:
-    """The policies that a space names as ``policy``: "none", the text of one, or a list of texts."""
-    texts = value if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(text, str) and text.strip() for text in texts):
-        fix = "such as 'gns:max_batch=2048', ['warmup', 'gns'] or 'none'"
-        raise UserError("a policy must be text, or a list of texts", repr(value), fix)
-    named = tuple(str(text).strip() for text in texts)
-    if NO_POLICY in named and len(named) > 1:
-        raise UserError(f"{NO_POLICY!r} goes with no other policy", repr(value), "leave it out of the list")
-    return () if named == (NO_POLICY,) else named
 
 
 SHORTEST_HEARTBEAT_S = 0.1
@@ -111,14 +103,14 @@ ZERO_STAGES = (0, 1, 2, 3)
 
 
 def check_execution(spec: RunSpec) -> None:
-    """Refuse system parameters that are wrong or contradict each other. Raises ``UserError``."""
+    """Raise ``UserError`` for execution settings that are wrong or contradict each other."""
     check_values(spec)
     if (impossible := why_impossible(spec)) is not None:
         raise impossible
 
 
 def why_impossible(spec: RunSpec) -> UserError | None:
-    """Why values that are good each by itself cannot be had together: workers, mesh, mechanism and slots."""
+    """Return the error of workers, mesh, mechanism and slots that contradict each other; None if they do not."""
     execution = spec.execution
     most = execution.workers if spec.elastic.high is None else spec.elastic.high
     try:
@@ -140,7 +132,7 @@ def why_impossible(spec: RunSpec) -> UserError | None:
 
 
 def check_values(spec: RunSpec) -> None:
-    """Refuse system parameters that are wrong whatever the others are. Raises ``UserError``."""
+    """Raise ``UserError`` for an execution setting that is wrong, whatever the others are."""
     execution = spec.execution
     if execution.workers < 1:
         raise UserError("workers must be at least 1", execution.workers, "use --workers 1 or more")
@@ -182,7 +174,10 @@ def check_values(spec: RunSpec) -> None:
 
 
 def _check_mesh(execution: ExecutionSettings, most: int) -> None:
-    """Workers, mesh and mechanism agree, and so does what goes with one mechanism only. ``most`` workers, perhaps."""
+    """Raise ``UserError`` if workers, mesh, mechanism and its settings contradict each other.
+
+    ``most``: the run may have so many workers later.
+    """
     parts, mesh = execution.parts, execution.first_mesh
     if mesh.workers != execution.workers:
         value = f"{execution.workers} workers, {mesh} ({mesh.workers})"
@@ -196,7 +191,7 @@ def _check_mesh(execution: ExecutionSettings, most: int) -> None:
         rule = "virtual blocks are of layers that the mechanism tensor divides"
         fix = "use --mechanism tensor, or leave --virtual-tensor out"
         raise UserError(rule, f"--virtual-tensor {execution.virtual_tensor} with {parts}", fix)
-    if mesh.tensor > execution.virtual_tensor:
+    if parts.tensor and mesh.tensor > execution.virtual_tensor:
         rule = "the tensor axis must have at most as many workers as there are virtual blocks"
         fix = f"use --virtual-tensor {mesh.tensor}, or fewer workers along tensor"
         raise UserError(rule, f"tensor={mesh.tensor}, {execution.virtual_tensor} blocks", fix)
@@ -208,7 +203,7 @@ def _check_mesh(execution: ExecutionSettings, most: int) -> None:
     if execution.schedule != ExecutionSettings.schedule and not parts.pipeline:
         fix = "use --mechanism pipeline, or leave --schedule out"
         raise UserError("a schedule is that of a pipeline", f"{execution.schedule} with {parts}", fix)
-    if execution.offload and parts.state == "replicated":  # no engine of another package is told to offload
+    if execution.offload and parts.state == "replicated":  # engines of other packages cannot offload here
         fix = "use --mechanism zero or sharded, or leave --offload out"
         raise UserError("optimizer state is offloaded where zero or sharded divides it", parts, fix)
     if execution.zero_stage is not None and parts.foreign not in STAGED:
@@ -219,7 +214,7 @@ def _check_mesh(execution: ExecutionSettings, most: int) -> None:
 
 
 def _check_compression(spec: RunSpec) -> None:
-    """Only sums that may be rounded can be of compressed gradients, and only where our own collectives make them."""
+    """Raise ``UserError`` if gradients cannot be compressed: their sum is rounded, and elastune must make it."""
     execution = spec.execution
     if execution.compress is None:
         return
@@ -231,12 +226,12 @@ def _check_compression(spec: RunSpec) -> None:
         rule = "gradients are compressed where every worker holds all of the model"
         raise UserError(rule, f"{value} --mechanism {execution.mechanism}", f"use --mechanism replicated, {fix}")
     if execution.topology.routed:
-        rule, ours = "compressed gradients go from everybody to everybody", f"{value} --topology {execution.topology}"
-        raise UserError(rule, ours, f"leave --topology out, {fix}")
+        rule = "each worker sends compressed gradients to all others"
+        raise UserError(rule, f"{value} --topology {execution.topology}", f"leave --topology out, {fix}")
 
 
 def _check_axes(execution: ExecutionSettings, mesh: Mesh) -> None:
-    """Every axis along which several workers divide a replica needs what divides it."""
+    """Raise ``UserError`` for an axis along which the mechanism does not divide a replica."""
     for axis in AXES:
         if axis != "data" and mesh.size(axis) > 1 and axis not in execution.parts.dividing:
             rule = f"workers along {axis} need a mechanism that divides a replica along it"
@@ -249,24 +244,15 @@ def _check_copies(execution: ExecutionSettings, most: int) -> None:
         return
     if execution.parts == MechanismName() or execution.parts.foreign:
         why = "its engine decides" if execution.parts.foreign else "every worker holds all of it"
-        rule, value = (
-            "copies are of state that elastune divides",
-            f"--copies {execution.copies}, {execution.mechanism}",
-        )
-        raise UserError(rule, value, f"leave --copies out: {why}")
+        rule = "copies are of state that elastune divides"
+        raise UserError(rule, f"--copies {execution.copies}, {execution.mechanism}", f"leave --copies out: {why}")
     if not 1 <= execution.copies <= most:
         rule = "each piece of state has from 1 to as many copies as there are workers"
         raise UserError(rule, f"--copies {execution.copies}, {most} workers", "use fewer --copies or more workers")
 
 
-# This check imports torch and the program: a second and more.
-
-
 def check_run(spec: RunSpec) -> None:
-    """Refuse system parameters, settings, policies and monitors that are wrong, or contradict each other.
-
-    Raises ``UserError``.
-    """
+    """Raise ``UserError`` for settings, policies and monitors of a run that are wrong or contradict each other."""
     check_execution(spec)
     if spec.start_from is not None and not spec.resume:
         check_source(spec.start_from.source)

@@ -299,7 +299,7 @@ def inherit(trained: TrainingState, state: Mapping[str, Any], source: str) -> No
             _fit_options(group, optimizer.state.get(p), p)
     trained.flags.set(state["built"].get("frozen", ()))
     _move(trained.given_schedulers, state["schedulers"]["states"], state["built"]["kinds"][1:], trained, state)
-    if found := state["schedulers"]["found"]:
+    if found := state["schedulers"].get("found"):
         states, kinds = [each["state"] for each in found], [each["kind"] for each in found]
         trained.found_schedulers.wait_with(kinds, lambda those: _move(those, states, kinds, trained, state))
 

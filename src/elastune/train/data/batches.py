@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 
@@ -13,12 +13,16 @@ class Batches(Iterator[Any]):
     loader's length.
     """
 
-    def __init__(self, batches: Iterator[Any], count: Callable[[], int | None]) -> None:
+    def __init__(self, batches: Generator[Any, None, None], count: Callable[[], int | None]) -> None:
         """``count`` returns the number of global batches; None: it is not known, as of a stream."""
         self._batches, self._count = batches, count
 
     def __next__(self) -> Any:
         return next(self._batches)
+
+    def close(self) -> None:
+        """Leave the loop, as a ``break`` does."""
+        self._batches.close()
 
     def __len__(self) -> int:
         count = self._count()

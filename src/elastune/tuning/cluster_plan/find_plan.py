@@ -8,17 +8,18 @@ a report reads.
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from elastune.core.errors import UserError
+from elastune.core.fields import values_of
 from elastune.core.formatting import byte_count
 from elastune.core.journal.files import JournalWriter
 from elastune.core.journal.records import PlanMade
+from elastune.core.keywords import keywords_of
 from elastune.core.mesh import Mesh
 from elastune.core.plan.cluster_plan import (
     Allowed,
@@ -36,9 +37,10 @@ from elastune.core.plan.devices import Device, device_named
 from elastune.core.plan.memory import fit_text
 from elastune.core.plan.search_time import CROWDING, KEPT, RANDOM_SEARCH_FACTOR, VARIATION, SearchModel, Stopping
 from elastune.core.plan.step_model import StepModel
-from elastune.core.run import Config, Program
+from elastune.core.run import Program
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
+from elastune.runtime.clusters.registry import print_line
 from elastune.runtime.job.output import JOURNAL
 from elastune.train.machine import cores, machine_memory_bytes
 from elastune.train.program.load import load_as_guest
@@ -55,8 +57,9 @@ from elastune.tuning.cluster_plan.commands import (
 )
 from elastune.tuning.cluster_plan.measured_plans import BATCH, MeasuredPlan, measure_plans, plans_here, plans_on
 from elastune.tuning.cluster_plan.probes import MachineProbes, NodeLink, beside_bytes, held_by, journals_in, step_work
+from elastune.tuning.cluster_plan.settings import PlanOwnSettings, PlanSettings
 from elastune.tuning.search.samplers import check_sampler, generation_size, generational
-from elastune.tuning.study.api import Train, program_of, resolve_cluster
+from elastune.tuning.study.api import Train, program_of
 
 NoiseFrom = Literal["given", "measured", "unknown"]
 LARGER = 16  # the largest batch that plans consider, over the program's own
@@ -64,6 +67,7 @@ MOST_SHOWN = 100
 MOST_COPIES = 8
 FLOAT_BYTES = 4
 BITS = 8  # of a byte
+FOLDERS = ("out", "earlier")  # the settings that name folders
 CONSIDERED = 2_000  # the number of best plans, of which some are measured
 BLOCKS = 8  # the most blocks that tensor divides layers into
 STAGES = 16  # the most stages of a pipeline
@@ -71,68 +75,73 @@ INDEPENDENT_SAMPLERS = ("random", "grid")
 """Samplers whose proposals rest on no result, so trainings at once cost nothing."""
 
 
-@dataclass(frozen=True)
-class PlanRequest:
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest(PlanOwnSettings):
     """A request of ``elastune plan``.
+
+    Trainings at once cost nothing under the samplers of ``INDEPENDENT_SAMPLERS``, and within a generation of a genetic
+    search; any other sampler counts as TPE. Early stopping saves as much as in simulated studies.
 
     Attributes:
         program: The program.
-        nodes: The number of nodes, and of workers on each.
-        bounds: Memory of a worker, deadline and price.
-        runs: Trainings that the search needs, if they run one after another.
-        link: The declared link between nodes.
-        calibrate_s: Seconds for short runs.
-        config: Settings that replace the program's own.
-        seed: The seed of everything random.
-        noise_scale: The gradient noise scale; None: measured here in a few steps.
-        crowding: The cost of further trainings at once, relative to ``runs``; None: as in simulated studies.
-        variation: The variation of the trainings' lengths; None: as in simulated studies.
-        generations: Whether the search waits for each of its rounds.
-        sampler: The sampler, as ``elastune tune`` names it. Trainings at once cost nothing under
-            ``INDEPENDENT_SAMPLERS`` and within a generation of a genetic search; any other sampler counts as TPE.
-        stopping: The rule that ends trainings early. It saves as much as in simulated studies. mesh: The only mesh of a
-        training to consider; None: all. shown: The number of plans in the answer. measured: How many of the best plans
-        to run, here or on ``cluster``. cluster: The cluster on which probes and measured plans run; None: this machine.
-        out: A new folder that keeps the measured runs. earlier: Folders of runs; runs of the same program on equal
-        hardware replace probes. cluster_words: The options that name the cluster in commands; "": none were given.
-        device: The device of each worker, a name of ``core.plan.devices``; times and memory then come from its data
-        sheet. probe: Whether short runs on ``cluster`` calibrate the model, instead of short runs here. copies: Holders
-        of each part of divided state.
+        cluster: The cluster on which probes and measured plans run; None: this machine.
+        cluster_words: The options that name the cluster in commands; "": none were given.
     """
 
     program: Program
-    nodes: Nodes
-    bounds: PlanBounds
-    runs: int
-    link: NodeLink
-    calibrate_s: float
-    config: Config
-    seed: int = 0
-    noise_scale: float | None = None
-    crowding: float | None = None
-    variation: float | None = None
-    generations: bool = False
-    sampler: str = "auto"
-    stopping: Stopping = "none"
-    mesh: Mesh | None = None
-    shown: int = 5
-    measured: int = 0
     cluster: Cluster | ClusterRequest | None = None
-    out: Path | None = None
-    earlier: tuple[Path, ...] = ()
     cluster_words: str = ""
-    device: str | None = None
-    probe: bool = False
-    copies: int = 1
+
+    @classmethod
+    def of(cls, settings: PlanSettings, program: Program, notify: Callable[[str], None]) -> PlanRequest:
+        """Return the request of ``settings``. ``notify`` is called with one line when agents come and go."""
+        used = isinstance(settings.cluster, Cluster) or (
+            not settings.local and bool(settings.probe or settings.measure)
+        )
+        return cls(
+            program=program,
+            cluster=settings.place(0.0, notify) if used else None,
+            cluster_words=settings.words,
+            **values_of(PlanOwnSettings, settings),
+        )
+
+    @property
+    def all_nodes(self) -> Nodes:
+        """The nodes, and the workers on each."""
+        return Nodes(self.nodes, self.workers_per_node)
+
+    @property
+    def bounds(self) -> PlanBounds:
+        """Memory of a worker, deadline and price."""
+        return PlanBounds(self.memory_bytes, self.deadline_s, self.price_per_worker_hour)
+
+    @property
+    def link(self) -> NodeLink:
+        """The declared link between nodes."""
+        return NodeLink(BITS / (self.link_gbit_s * 1e9))
+
+    @property
+    def one_mesh(self) -> Mesh | None:
+        """The only mesh of a training to consider; None: all."""
+        return None if self.mesh is None else Mesh.parse(self.mesh)
+
+    @property
+    def folder(self) -> Path | None:
+        """The new folder that keeps the plan and the measured runs, if any."""
+        return None if self.out is None else Path(self.out)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_sampler(self.sampler, ())
+        if not 0 < self.link_gbit_s < math.inf:
+            raise UserError("link_gbit_s must be a number above 0", self.link_gbit_s, "such as 10.0")
+        _ = self.all_nodes, self.bounds, self.one_mesh  # each checks its own values
         if self.runs < 1:
             raise UserError("a search has at least one training", self.runs, "use --runs 1 or more")
-        if not 1 <= self.shown <= MOST_SHOWN:
-            raise UserError(f"from 1 to {MOST_SHOWN} plans can be shown", self.shown, "such as --top 5")
-        if not 0 <= self.measured <= MOST_SHOWN:
-            raise UserError(f"from 0 to {MOST_SHOWN} plans can be measured", self.measured, "such as --measure 3")
+        if not 1 <= self.top <= MOST_SHOWN:
+            raise UserError(f"from 1 to {MOST_SHOWN} plans can be shown", self.top, "such as --top 5")
+        if not 0 <= self.measure <= MOST_SHOWN:
+            raise UserError(f"from 0 to {MOST_SHOWN} plans can be measured", self.measure, "such as --measure 3")
         for name, value, fix in (
             ("the noise scale", self.noise_scale or 0.0, "such as --noise-scale 1000"),
             ("crowding", self.crowding or 0.0, "such as --crowding 0.01"),
@@ -143,7 +152,7 @@ class PlanRequest:
                 raise UserError(f"{name} must be a number, not negative", value, fix)
         if not 1 <= self.copies <= MOST_COPIES:
             raise UserError(f"a part has from 1 to {MOST_COPIES} holders", self.copies, "use --copies 1 or 2")
-        on_cluster = self.probe or (self.measured and self.cluster is not None)
+        on_cluster = self.probe or (self.measure and self.cluster is not None)
         if on_cluster and self.out is None:
             raise UserError("runs on a cluster need a folder", "no --out", "add --out with a folder for its runs")
         if self.probe and self.cluster is None:
@@ -160,7 +169,7 @@ class PlanRequest:
     def _check_device(self, device: Device) -> None:
         if device.memory_bytes is None and self.bounds.memory_bytes is None:
             raise UserError(f"the memory of a worker on {device.name} must be given", "none", "such as --memory 8GiB")
-        if self.measured and self.cluster is None:
+        if self.measure and self.cluster is None:
             rule = "plans for another device are measured on its cluster"
             raise UserError(rule, f"--device {self.device}", "add --cluster, or leave --measure out")
 
@@ -209,35 +218,8 @@ class ClusterPlanResult:
     chosen: tuple[str, ...] = ()
 
 
-def find_plan(
-    train: Train,
-    *,
-    nodes: int,
-    workers_per_node: int = 1,
-    memory_bytes: float | None = None,
-    deadline_s: float | None = None,
-    price_per_worker_hour: float = 1.0,
-    runs: int = 128,
-    crowding: float | None = None,
-    variation: float | None = None,
-    generations: bool = False,
-    sampler: str = "auto",
-    stopping: Stopping = "none",
-    mesh: str | None = None,
-    link_gbit_s: float = 10.0,
-    noise_scale: float | None = None,
-    calibrate_s: float = 60.0,
-    top: int = 5,
-    measure: int = 0,
-    cluster: Cluster | str | None = None,
-    device: str | None = None,
-    probe: bool = False,
-    copies: int = 1,
-    out: str | Path | None = None,
-    earlier: Sequence[str | Path] = (),
-    config: Config | None = None,
-    seed: int = 0,
-) -> ClusterPlanResult:
+@keywords_of(PlanSettings)
+def find_plan(train: Train, settings: PlanSettings) -> ClusterPlanResult:
     """Find how to split a cluster to tune ``train``.
 
     This is ``elastune plan`` (docs/planning.md) as a function. It rehearses one step without workers, calibrates the
@@ -245,35 +227,8 @@ def find_plan(
 
     Args:
         train: A plain function at the top level of a file, ``train(session)``.
-        nodes: Number of equal nodes.
-        workers_per_node: Number of workers that fit on a node.
-        memory_bytes: Memory of one worker, in bytes; None: its share of this machine's memory.
-        deadline_s: Seconds until the search must be done. With it, the cheapest plans that keep it are found; without
-            it, the fastest plans.
-        price_per_worker_hour: The unit of all costs.
-        runs: Trainings that the search needs, if they run one after another.
-        crowding: How many more trainings each further training at once costs, relative to ``runs``; None: as in
-            simulated studies.
-        variation: The coefficient of variation of the trainings' lengths; None: as in simulated studies.
-        generations: Whether the search waits for all trainings of a round before it goes on.
-        sampler: The sampler of the search, as ``elastune.tune`` names it. "random" loses nothing by trainings at once;
-            a genetic search that waits for its generations loses nothing within one; any other counts as TPE.
-        stopping: What ends trainings early: "none" or "asha".
-        mesh: Look at no other mesh of a training than this one, such as "data=4,tensor=2"; None: all meshes.
-        link_gbit_s: Declared bandwidth between nodes, in Gbit/s.
-        noise_scale: The gradient's noise scale, in samples; None: measured here in a few first steps.
-        calibrate_s: Seconds for short runs on this machine.
-        top: Number of plans to return.
-        measure: How many of the best plans to run. ``found.measured`` then has predicted and measured figures.
-        cluster: The cluster that the plan is for, as ``--cluster`` names it. It stands in the commands, and ``probe``
-            and ``measure`` run there, which needs ``out``. None: they run on this machine.
-        device: What each worker has, such as "h100": times and memory are then assumed from its data sheet.
-        probe: Calibrate by short runs on a node of ``cluster``, not on this machine.
-        copies: Workers that hold each part of divided state, as ``--copies``. Memory is counted with as many.
-        out: A new folder that keeps the plan and the measured runs.
-        earlier: Folders of earlier runs: those of ``train`` on equal hardware need no probe.
-        config: Settings that replace those of the program's own ``config``.
-        seed: The seed of everything random.
+        settings: The cluster, the search, and what may be measured. Each field of ``PlanSettings`` is a keyword; names
+            that end in ``_s`` are seconds.
 
     Returns:
         The plans, the best first; what was measured for them; and what the program is made of.
@@ -286,34 +241,7 @@ def find_plan(
         >>> found = elastune.find_plan(train, nodes=16, workers_per_node=8, memory_bytes=24 * 2**30)
         >>> print(found.plans[0].mesh, found.plans[0].interval_s)
     """
-    if not 0 < link_gbit_s < float("inf"):
-        raise UserError("link_gbit_s must be a number above 0", link_gbit_s, "such as 10.0")
-    request = PlanRequest(
-        program=program_of(train),
-        nodes=Nodes(nodes, workers_per_node),
-        bounds=PlanBounds(memory_bytes, deadline_s, price_per_worker_hour),
-        runs=runs,
-        link=NodeLink(BITS / (link_gbit_s * 1e9)),
-        calibrate_s=calibrate_s,
-        config=dict(config or {}),
-        seed=seed,
-        noise_scale=noise_scale,
-        crowding=crowding,
-        variation=variation,
-        generations=generations,
-        sampler=sampler,
-        stopping=stopping,
-        mesh=None if mesh is None else Mesh.parse(mesh),
-        shown=top,
-        measured=measure,
-        cluster=None if cluster is None else resolve_cluster(cluster, 0.0),
-        cluster_words=f"--cluster {shlex.quote(cluster)}" if isinstance(cluster, str) else "",
-        device=device,
-        probe=probe,
-        copies=copies,
-        out=None if out is None else Path(out),
-        earlier=tuple(Path(each) for each in earlier),
-    )
+    request = PlanRequest.of(settings, program_of(train), print_line)
     result = plan_cluster(request)
     keep_plan(request, result)
     return result
@@ -326,9 +254,10 @@ def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
         UserError: For a wrong request, a program that fails, memory that nothing fits, and a deadline that no plan
             keeps.
     """
-    if request.out is not None and request.out.exists():
-        raise UserError("the folder of a plan must not be there yet", str(request.out), "use another --out")
-    for folder in request.earlier:
+    if request.folder is not None and request.folder.exists():
+        raise UserError("the folder of a plan must not be there yet", str(request.folder), "use another --out")
+    earlier = tuple(map(Path, request.earlier))
+    for folder in earlier:
         journals_in(folder)
     loaded = load_as_guest(request.program, request.seed)
     override(loaded.config, request.config, loaded.space)
@@ -340,22 +269,24 @@ def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
     elsewhere = device is not None or request.probe
     room = math.inf if elsewhere else machine_bytes
     worker_bytes = (
-        request.bounds.memory_bytes or (device and device.memory_bytes) or machine_bytes / request.nodes.workers_each
+        request.bounds.memory_bytes
+        or (device and device.memory_bytes)
+        or machine_bytes / request.all_nodes.workers_each
     )
     bounds = replace(request.bounds, memory_bytes=worker_bytes)
-    may = partial(allowed_for, size, request.runs, settable=facts.batch_settable, mesh=request.mesh)
+    may = partial(allowed_for, size, request.runs, settable=facts.batch_settable, mesh=request.one_mesh)
     copies = request.copies
-    check_fits(held_by(size, copies=copies), work, request.nodes, may(), bounds)
-    near = request.nodes.workers_each if elsewhere else cores()
+    check_fits(held_by(size, copies=copies), work, request.all_nodes, may(), bounds)
+    near = request.all_nodes.workers_each if elsewhere else cores()
     probes = MachineProbes(request.program, request.config, size, near, request.calibrate_s, request.seed, room)
-    probes.out, probes.earlier, probes.assumed, probes.copies = request.out, request.earlier, device, copies
+    probes.out, probes.earlier, probes.assumed, probes.copies = request.folder, earlier, device, copies
     probes.wants_noise = request.noise_scale is None
     unmeasured = ""
     if device is not None and not request.probe:
         unmeasured = "times are by what is published of the device"
     elif not probes.has_room(Mesh(), size.batch_size):
         unmeasured = fit_text(held_by(size), work, room, size.batch_size, 1, "this machine")
-        if request.measured and request.cluster is None:
+        if request.measure and request.cluster is None:
             raise UserError("plans are measured where this machine holds the program", unmeasured, "no --measure")
     model = _learned(request, probes, elsewhere=elsewhere)
     alone = probes.held.get((Mesh(), size.batch_size), [])
@@ -368,15 +299,15 @@ def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
     search = search_of(request, size, noise or 0.0, probes.beside_s)
     forecast = ProgramForecast(model, work, held, search)
     allowed = may(probes.refused)
-    plans = best_plans(forecast, request.nodes, allowed, bounds, request.shown)
-    more = doublings(forecast, plans[0], request.nodes, allowed)
+    plans = best_plans(forecast, request.all_nodes, allowed, bounds, request.top)
+    more = doublings(forecast, plans[0], request.all_nodes, allowed)
     probed = {
         f"{mesh}, {micro} samples a pass{' (earlier run)' if (mesh, micro) in probes.carried else ''}": step_s
         for (mesh, micro), step_s in probes.measured.items()
     }
     noise_from: NoiseFrom = "given" if request.noise_scale is not None else "unknown" if noise is None else "measured"
     assert bounds.memory_bytes is not None
-    words = fit_text(held, work, bounds.memory_bytes, min(allowed.micros), request.nodes.workers)
+    words = fit_text(held, work, bounds.memory_bytes, min(allowed.micros), request.all_nodes.workers)
     result = ClusterPlanResult(
         plans=plans,
         doublings=more,
@@ -391,15 +322,15 @@ def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
         constants=model.constants(),
         unmeasured=unmeasured,
         assumed="" if device is None else device.line,
-        too_small=unused_workers_text(forecast, request.nodes, size.batch_size, size.parameter_bytes / FLOAT_BYTES),
+        too_small=unused_workers_text(forecast, request.all_nodes, size.batch_size, size.parameter_bytes / FLOAT_BYTES),
         lacks=facts.lacks,
         chosen=facts.chosen,
     )
-    if not request.measured:
+    if not request.measure:
         return result
-    likely = best_plans(forecast, request.nodes, allowed, bounds, CONSIDERED, of_a_kind=False)
+    likely = best_plans(forecast, request.all_nodes, allowed, bounds, CONSIDERED, of_a_kind=False)
     if request.cluster is None:
-        return replace(result, measured=measure_plans(plans_here(likely, probes, request.measured), forecast, probes))
+        return replace(result, measured=measure_plans(plans_here(likely, probes, request.measure), forecast, probes))
     return replace(result, measured=_measured_on(request.cluster, likely, request, forecast, probes))
 
 
@@ -410,8 +341,8 @@ def _learned(request: PlanRequest, probes: MachineProbes, *, elsewhere: bool) ->
     if not request.probe:
         return probes.prior(request.link)
     assert request.cluster is not None
-    assert request.out is not None
-    room = CapacityRequest(request.out, probes.cores, probes.cores, grows=False)
+    assert request.folder is not None
+    room = CapacityRequest(request.folder, probes.cores, probes.cores, grows=False)
     with opened(request.cluster, room) as cluster:
         return probes.learn(request.link, cluster)
 
@@ -424,11 +355,13 @@ def _measured_on(
     probes: MachineProbes,
 ) -> tuple[MeasuredPlan, ...]:
     """Measure the best plans on the cluster, once it has room for the largest of them."""
-    assert request.out is not None
-    chosen = plans_on(likely, probes, request.measured)
+    assert request.folder is not None
+    chosen = plans_on(likely, probes, request.measure)
     most = max((each.mesh.workers for each in chosen), default=1)
-    with opened(where, CapacityRequest(request.out, most, request.nodes.workers, grows=False)) as cluster:
-        return measure_plans(chosen, forecast, probes, cluster, None if cluster is None else request.nodes.workers_each)
+    with opened(where, CapacityRequest(request.folder, most, request.all_nodes.workers, grows=False)) as cluster:
+        return measure_plans(
+            chosen, forecast, probes, cluster, None if cluster is None else request.all_nodes.workers_each
+        )
 
 
 def search_of(request: PlanRequest, size: ProgramSize, noise_scale: float, beside_s: float = 0.0) -> SearchModel:
@@ -445,7 +378,7 @@ def search_of(request: PlanRequest, size: ProgramSize, noise_scale: float, besid
         crowding=crowding if declared is None else declared,
         variation=VARIATION if request.variation is None else request.variation,
         generations=request.generations,
-        kept=KEPT[request.stopping],
+        kept=KEPT[cast("Stopping", request.stopping)],
         crowding_within=within if declared is None else None,
         blind=RANDOM_SEARCH_FACTOR if declared is None else math.inf,
         generation=generation,
@@ -494,29 +427,18 @@ def record_of(request: PlanRequest, result: ClusterPlanResult) -> PlanMade:
 def keep_plan(request: PlanRequest, result: ClusterPlanResult) -> PlanMade:
     """The record of a plan, written to the request's folder if it has one."""
     record = record_of(request, result)
-    if request.out is not None:
-        with JournalWriter(request.out / JOURNAL) as journal:
+    if request.folder is not None:
+        with JournalWriter(request.folder / JOURNAL) as journal:
             journal.write(record, durable=True)
     return record
 
 
 def request_json(request: PlanRequest) -> dict[str, Any]:
-    """The request, without the program's path and the folders."""
+    """The settings of the request and the words of its cluster, without the program's path and the folders."""
+    settings = values_of(PlanOwnSettings, request)
     return {
-        "nodes": request.nodes.count,
-        "workers_each": request.nodes.workers_each,
-        "mesh": None if request.mesh is None else str(request.mesh),
-        "memory_bytes": request.bounds.memory_bytes,
-        "deadline_s": request.bounds.deadline_s,
-        "price_per_worker_hour": request.bounds.price_per_worker_hour,
-        "link_seconds_per_byte": request.link.seconds_per_byte,
-        "calibrate_s": request.calibrate_s,
-        "config": dict(request.config),
-        "seed": request.seed,
+        **{name: value for name, value in settings.items() if name not in FOLDERS},
         "cluster": request.cluster_words,
-        "device": request.device,
-        "copies": request.copies,
-        "probe": request.probe,
     }
 
 
@@ -552,7 +474,7 @@ def _plan(each: ClusterPlan, request: PlanRequest, result: ClusterPlanResult) ->
 
 def _where(request: PlanRequest) -> str:
     """The options that name the cluster in commands: as given, or a placeholder for several nodes."""
-    return request.cluster_words or (PLACEHOLDER if request.nodes.count > 1 else "")
+    return request.cluster_words or (PLACEHOLDER if request.all_nodes.count > 1 else "")
 
 
 def command_notes(request: PlanRequest, result: ClusterPlanResult) -> list[str]:
@@ -562,8 +484,8 @@ def command_notes(request: PlanRequest, result: ClusterPlanResult) -> list[str]:
     other = {BATCH} if best.batch != result.size.batch_size else set[str]()
     if not result.lacks and (left := sorted({*request.config, *other} & set(result.chosen))):
         notes.append(f"the search's command leaves {', '.join(left)} to space(trial), which chooses it")
-    if not request.cluster_words and request.nodes.count > 1:
-        notes.append(placeholder_note(request.nodes.count))
+    if not request.cluster_words and request.all_nodes.count > 1:
+        notes.append(placeholder_note(request.all_nodes.count))
     return [note for note in notes if note]
 
 

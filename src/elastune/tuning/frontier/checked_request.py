@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from elastune.adapt.policies.library.registry import build
+from elastune.adapt.policies.library.registry import NO_POLICY, build, policies_of
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.plan.batch_size import LR_RULES, scaled_lr
 from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec, number
 from elastune.core.sync_plan import SyncChoice, in_full, strategy_settings
-from elastune.runtime.job.validation import NO_POLICY, check_adapt, check_execution, policies_of, spot_of
+from elastune.runtime.job.validation import check_adapt, check_execution, spot_of
 from elastune.train.program.load import LoadedProgram, load_as_guest, merge
 from elastune.train.program.overrides import override
 from elastune.train.program.source import source_of
@@ -274,7 +274,7 @@ class CheckedFrontier:
         plain |= {"arguments": list(own)} if (own := self.request.program.arguments) else {}
         plain["execution"] = self.request.execution.to_json()
         plain["workers"] = list(self.request.workers)
-        plain["meshes"] = [str(mesh) for mesh in self.request.meshes]
+        plain["meshes"] = [str(mesh) for mesh in self.request.grids]
         plain["constraints"] = list(self.request.constraints)
         plain["policies"] = list(self.request.policies)
         plain["objectives"] = {o.name: o.direction for o in self.axes}
@@ -435,7 +435,7 @@ def _check_timeable(layout: ExecutionSettings, timeable: int | None) -> None:
 
 def _checked_layouts(request: FrontierRequest, timeable: int | None) -> tuple[ExecutionSettings, ...]:
     """The layouts asked about. Raises ``UserError`` if one cannot run or be timed, or no training could be for it."""
-    layouts = layouts_of(request.execution, request.workers, request.meshes)
+    layouts = layouts_of(request.execution, tuple(request.workers), request.grids)
     for layout in layouts:
         elastic = Elastic(collective_timeout_s=request.collective_timeout_s)
         check_execution(RunSpec(request.program, request.out, seed=request.seed, execution=layout, elastic=elastic))

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from elastune.adapt.policies.library.registry import policies_of
 from elastune.core.errors import UserError
 from elastune.core.formatting import count, duration
 from elastune.core.journal.records import (
@@ -29,7 +30,6 @@ from elastune.core.journal.records import (
 )
 from elastune.core.plan.confidence_intervals import bounded_ci
 from elastune.core.run import ExecutionSettings
-from elastune.runtime.job.validation import policies_of
 from elastune.tuning.frontier.answer import Advice, answer_of, pick_row
 from elastune.tuning.frontier.checked_request import CheckedFrontier
 from elastune.tuning.frontier.choice import FRESH_SEEDS, Cell, Choice

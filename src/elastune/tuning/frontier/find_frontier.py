@@ -22,6 +22,7 @@ from statistics import median
 
 import numpy as np
 
+from elastune.adapt.policies.library.registry import policies_of
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 from elastune.core.formatting import count, duration
@@ -40,19 +41,19 @@ from elastune.core.journal.records import (
     TrialPaused,
 )
 from elastune.core.journal.trials import fold
-from elastune.core.mesh import Mesh
+from elastune.core.keywords import keywords_of
 from elastune.core.plan.data_parallel import DataParallelStep
-from elastune.core.run import Config, ExecutionSettings
+from elastune.core.run import ExecutionSettings
 from elastune.core.sync_plan import SYNC_NAMES
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.hosts import HostsCluster
 from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
 from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.clusters.registry import print_line
 from elastune.runtime.job.interrupts import Interrupted, Interrupts
 from elastune.runtime.job.output import check_out
 from elastune.runtime.job.pool import Pool
 from elastune.runtime.job.run import Observe, journal_in
-from elastune.runtime.job.validation import policies_of
 from elastune.train.machine import cores
 from elastune.tuning.frontier.budget import (
     LANE,
@@ -72,19 +73,20 @@ from elastune.tuning.frontier.criteria import FrontierCriteria, Times
 from elastune.tuning.frontier.experiment import FrontierExperiment
 from elastune.tuning.frontier.short_runs import Calibration, ExecutionSearch, ShortRuns
 from elastune.tuning.frontier.trainings import Recipe, Training, Trainings, name_of
-from elastune.tuning.frontier.worker_layouts import COUNTS, LayoutKey, layout_key
+from elastune.tuning.frontier.worker_layouts import LayoutKey, layout_key
 from elastune.tuning.search.early_stopping import make_schedule
 from elastune.tuning.search.front import nondominated
 from elastune.tuning.search.schedule import FixedTrial, FixedTrials, Schedule
 from elastune.tuning.search.suggester import Suggester
-from elastune.tuning.study.api import Train, program_of, resolve_cluster, resolve_prices, results_folder
-from elastune.tuning.study.budget import Bounds, with_prices
+from elastune.tuning.study.api import Train, program_of, results_folder
+from elastune.tuning.study.budget import Bounds
 from elastune.tuning.study.experiment import trials_left
 from elastune.tuning.study.proposals import Proposals
 from elastune.tuning.study.rebalancer import sharing
-from elastune.tuning.study.request import FrontierRequest
+from elastune.tuning.study.request import FrontierRequest, frontier_request
 from elastune.tuning.study.resume import study_changes
 from elastune.tuning.study.retention import Keeper, KeepNothing
+from elastune.tuning.study.settings import FrontierSettings
 from elastune.tuning.study.study_loop import StudyLoop
 from elastune.tuning.study.validate import check_same_study
 
@@ -96,36 +98,8 @@ LASTING = (TrialFinished, TrialPaused, FrontierFound, StudyFinished)
 """The records that are written durably before the frontier goes on."""
 
 
-def find_frontier(
-    train: Train,
-    *,
-    workers: Sequence[int] | None = None,
-    meshes: Sequence[str | Mesh] = (),
-    budget_s: float | None = 180.0,
-    short: bool = False,
-    target: float | None = None,
-    quality: str | None = None,
-    margin: float | None = None,
-    seeds: int = FrontierRequest.seeds,
-    config: Config | None = None,
-    execution: ExecutionSettings | None = None,
-    policies: Sequence[str] = (),
-    throughput: bool = False,
-    constraints: Sequence[str] = (),
-    sampler: str = FrontierRequest.sampler,
-    stopping: str = FrontierRequest.stopping,
-    trial_workers: tuple[int, int] | None = None,
-    epochs: int | None = None,
-    seed: int = FrontierRequest.seed,
-    divergence: float | None = FrontierRequest.divergence,
-    out: str | Path | None = None,
-    price_per_worker_hour: float = FrontierRequest.price_per_worker_hour,
-    prices: str | Path | None = None,
-    resume: bool = False,
-    accept_changes: bool = False,
-    cluster: Cluster | str | None = None,
-    grace_s: float = FrontierRequest.grace_s,
-) -> FrontierFound:
+@keywords_of(FrontierSettings)
+def find_frontier(train: Train, settings: FrontierSettings) -> FrontierFound:
     """Find how far ``train`` scales before accuracy pays, and which settings buy it back.
 
     This is ``elastune frontier`` as a function. The file of ``train`` must also define ``space(trial)``,
@@ -133,29 +107,8 @@ def find_frontier(
 
     Args:
         train: A plain function at the top level of a file, ``train(session)``.
-        workers: Worker counts to ask about, ascending; 1, 2, 4 and 8 where neither ``workers`` nor ``meshes`` are
-            given.
-        meshes: Meshes to ask about as well, such as "data=2,shard=2".
-        budget_s: Seconds for all phases, of which at least two fifths are for the search; None: as long as all of them
-            take, by the first steps.
-        short: Whether a budget that is too small for a search may leave the search out; the answer then reports it.
-        target: The quality that must be reached.
-        quality: The objective that ``target`` is about; None: the first.
-        margin: By how much quality may be worse than on the smallest worker count and still hold.
-        seeds: Trainings of each cell of the table, at least 2.
-        config: Settings that replace those of the program's own ``config``.
-        execution: Mode, mechanism and device of all trainings, unless the space chooses them.
-        policies: Policies to train and compare beside static settings, such as "gns:max_batch=1024".
-        throughput: Look, by short runs, for system parameters that give the same bits in less time.
-        epochs: Replaces the number of epochs that the program asks of ``session.epochs``.
-        out: A folder, or, as text, a URL that fsspec can open.
-        cluster: Where trainings run and step times are measured, as ``--cluster`` names it, such as
-            "hosts:7070,token_file=token"; None: this machine. Times for more workers than it has cores are modelled.
-        prices: A file with the prices of hosts by their kind (docs/spot.md), instead of ``price_per_worker_hour``.
-        grace_s: Seconds that trainings go on without this process, should it die. The same call with ``resume`` takes
-            them over.
-        constraints, sampler, stopping, trial_workers, seed, divergence, price_per_worker_hour, resume,
-            accept_changes: As in ``tune``.
+        settings: What to ask, and how long it may take. Each field of ``FrontierSettings`` is a keyword; names that end
+            in ``_s`` are seconds.
 
     Returns:
         The rows of the table, the front among them, and ``found.answer``: which row to take
@@ -169,37 +122,10 @@ def find_frontier(
         >>> found = elastune.find_frontier(train, workers=(1, 2, 4), target=0.95, budget_s=90)
         >>> print(found.answer.sentence, found.command)
     """
-    cluster_request = resolve_cluster(cluster, grace_s)
-    request = FrontierRequest(
-        program=program_of(train),
-        out=Path(),
-        workers=tuple(workers) if workers is not None else () if meshes else COUNTS,
-        meshes=tuple(mesh if isinstance(mesh, Mesh) else Mesh.parse(mesh) for mesh in meshes),
-        budget_s=budget_s,
-        short=short,
-        target=target,
-        quality=quality,
-        margin=margin,
-        seeds=seeds,
-        execution=execution or ExecutionSettings(),
-        policies=tuple(policies),
-        throughput=throughput,
-        config=dict(config or {}),
-        constraints=tuple(constraints),
-        sampler=sampler,
-        stopping=stopping,
-        trial_workers=trial_workers,
-        epochs=epochs,
-        seed=seed,
-        divergence=divergence,
-        price_per_worker_hour=price_per_worker_hour,
-        grace_s=grace_s,
-        resume=resume,
-        accept_changes=accept_changes,
-    )
-    request = with_prices(request, resolve_prices(None, prices, cluster), SystemClock())
-    with results_folder(out, request.program, "frontier", resume=resume) as folder:
-        return frontier(replace(request, out=folder), cluster=cluster_request)
+    program, cluster = program_of(train), settings.place(settings.grace_s, print_line)
+    request = frontier_request(settings, program, Path(), settings.execution or ExecutionSettings())
+    with results_folder(settings.out, program, "frontier", resume=settings.resume) as folder:
+        return frontier(replace(request, out=folder), cluster=cluster)
 
 
 def frontier(

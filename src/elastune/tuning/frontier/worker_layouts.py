@@ -19,8 +19,6 @@ from elastune.core.run import ExecutionSettings
 from elastune.core.sync_plan import SyncChoice, SyncPlan
 from elastune.tuning.frontier.trainings import StepKind, Variant
 
-COUNTS = (1, 2, 4, 8)
-"""The worker counts that a frontier asks about by default."""
 LayoutKey = tuple[Mesh, str, str]
 """Two layouts are the same if their mesh, mechanism and topology are."""
 

@@ -165,6 +165,7 @@ def train_tree(
     epochs: int | None = None,
     seed: int = 0,
     divergence: float | None = FACTOR,
+    collective_timeout_s: float = StudyRequest.collective_timeout_s,
     accept_changes: bool = False,
     cluster: Cluster | ClusterRequest | None = None,
     observe: Observe | None = None,
@@ -189,6 +190,7 @@ def train_tree(
         seed: The seed of everything random.
         divergence: A training has failed once its loss is this many times that of its start; None: once it is not
             finite.
+        collective_timeout_s: How long workers wait for a worker that is alive but does not take part in an exchange.
         accept_changes: Whether to go on with the study in ``out`` although the program or the data have changed.
         cluster: Where trials run; None: on this machine.
         observe: Called with every record of the journal.
@@ -224,6 +226,7 @@ def train_tree(
         epochs=epochs,
         seed=seed,
         divergence=divergence,
+        collective_timeout_s=collective_timeout_s,
         keep="all",
         resume=exists,
         command=command,

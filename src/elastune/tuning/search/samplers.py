@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 from typing import Any
 
 import optuna
@@ -22,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from elastune.core.errors import UserError
 from elastune.core.options import options_of, read, split
+from elastune.core.plugins import Plugins
 from elastune.tuning.search.genetic import GeneticOptions, GeneticSampler, parse_genetics
 from elastune.tuning.search.objective import Objective
 
@@ -29,8 +29,8 @@ SAMPLERS = ("auto", "random", "grid", "tpe", "gp", "nsga2", "nsga3", "cmaes", "g
 MODELS = ("auto", "gp", "tpe")  # these model the values of objectives, so that the scale of the values counts
 GENERATIONAL = ("nsga2", "nsga3", "cmaes")  # these decide the generation of a trial when it is requested
 
-ENTRY_POINTS = "elastune.samplers"
-"""The group of entry points by which installed packages offer samplers: a function from a seed to an Optuna sampler."""
+INSTALLED = Plugins("elastune.samplers", "sampler")
+"""Samplers of other packages: each is a function from a seed to an Optuna sampler."""
 
 GP_TRIALS = 200  # from so many fully trained trials on, TPE does as well
 GP_S = 0.25  # CPU seconds of a proposal beside 7 running trials and few finished ones; benchmarks/search/proposals.py
@@ -138,15 +138,10 @@ def make_sampler(name: str, seed: int, trials: Sequence[FrozenTrial] = ()) -> Ba
 
 def _installed(name: str) -> Callable[[int], Any]:
     """The function from a seed to a sampler that an installed package offers as ``name``."""
-    offered = entry_points(group=ENTRY_POINTS)
-    if name not in offered.names:
-        names = ", ".join([*SAMPLERS, *sorted(offered.names)])
+    if name not in INSTALLED.names():
+        names = ", ".join([*SAMPLERS, *INSTALLED.names()])
         raise UserError("a sampler must be known", repr(name), f"one of {names}")
-    try:
-        make = offered[name].load()
-    except Exception as error:
-        rule = f"an installed sampler must load: {type(error).__name__}: {error}"
-        raise UserError(rule, offered[name].value, "fix its package") from error
+    make = INSTALLED.load(name)
     if not callable(make):
         raise UserError(f"the entry point {name} must name a function of a seed", make, "fix its package")
     factory: Callable[[int], Any] = make

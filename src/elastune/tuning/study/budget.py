@@ -6,14 +6,14 @@ The file also applies a user's prices to a request, and resumes the meter that c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
 import numpy as np
 
 from elastune.core.clock import Clock
-from elastune.core.cost import ONE_PRICE, UNKNOWN, Prices
+from elastune.core.cost import Prices
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Entry, Record, TrialFinished, TrialPaused, TrialStarted
 from elastune.core.journal.trials import TrialSummary, TrialTable, fold
@@ -223,25 +223,6 @@ class Budget:
         ended = (self._table.trials[number] for number in self._table.ended)
         used = [used_s(life) for life in ended if life.finished is not None and life.finished.state == "complete"]
         return median(used) if used else 0.0
-
-
-# --- prices ---
-
-
-def with_prices(request: Request, prices: Prices | None, clock: Clock) -> Request:
-    """Return ``request`` with ``prices``, if any. The first price of a host of unknown kind becomes the study's price.
-
-    Raises ``UserError`` for a request that has one price already, and for a price of 0.
-    """
-    if prices is None:
-        return request
-    if request.price_per_worker_hour != SearchRequest.price_per_worker_hour:
-        raise UserError(ONE_PRICE, "both a price and a file of prices", "leave one of them out")
-    first = prices.since(clock.wall()).at(UNKNOWN, 0.0)
-    if not first > 0:
-        rule = "the first price of a study's workers must be above 0"
-        raise UserError(rule, f"{first:g}", "leave --prices out where nothing is paid")
-    return replace(request, prices=prices, price_per_worker_hour=first)
 
 
 def resume_meter(prices: Prices | None, before: Sequence[Entry], clock: Clock) -> MoneyMeter | None:

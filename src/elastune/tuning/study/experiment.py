@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from elastune.adapt.policies.library.registry import NO_POLICY
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Entry, TrialFinished, TrialResumed, TrialStarted
@@ -20,7 +21,7 @@ from elastune.core.sync_plan import SYNC_NAMES, SyncChoice, chooses, strategy_se
 from elastune.elastic.wire.contact import left_behind
 from elastune.runtime.clusters.base import RunFiles
 from elastune.runtime.job.pool import JobEvent
-from elastune.runtime.job.validation import NO_POLICY, check_adapt, check_execution
+from elastune.runtime.job.validation import check_adapt, check_execution
 from elastune.tuning.search.objective import Objective
 from elastune.tuning.search.schedule import FixedTrial, IntermediateResult
 from elastune.tuning.search.suggester import Suggestion
@@ -242,7 +243,7 @@ class Tuning:
     def _spec(self, number: int, values: Mapping[str, object]) -> RunSpec:
         request, bounds = self._plan.request, self._plan.request.trial_workers
         config, execution, adapt = settings(values, self._plan.config, request.execution, request.workers)
-        adapt = replace(adapt, monitors=request.monitors)
+        adapt = replace(adapt, monitors=tuple(request.monitors))
         check_adapt(adapt, self._plan.program)
         elastic = replace(self._elastic, grace_s=request.grace_s)
         if bounds is not None:

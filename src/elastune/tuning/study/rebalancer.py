@@ -563,7 +563,7 @@ class Rebalancer:
             seen_s, job = courses.looked_s(trial), self._pool.jobs.get(trial)
             handle = None if job is None else job.watch.handle
             early = seen_s is not None and now_s < seen_s + self._least_interval_s
-            if isinstance(handle, ElasticHandle) and job is not None and job.workers == job.wished and not early:
+            if isinstance(handle, ElasticHandle) and job is not None and job.workers == job.requested and not early:
                 records += [TrialProgressed(trial, handle.step)] if handle.step else []
         return records
 

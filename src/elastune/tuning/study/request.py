@@ -1,148 +1,89 @@
-"""The requests of a study and a frontier, complete and as the journal holds them.
+"""The requests of a study and a frontier: their settings, checked, and what became of texts and files among them.
 
-This file is the only place for the default and the help text of an option. The command line takes help and defaults
-from the fields; ``elastune.tune`` and ``elastune.find_frontier`` take the defaults.
+The journal holds a request as plain values, and ``StudyRequest.of_settings`` reads it again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elastune.core.cost import Prices, check_price
-from elastune.core.divergence import FACTOR, check_factor
+from elastune.core.clock import Clock, SystemClock
+from elastune.core.cost import ONE_PRICE, UNKNOWN, Prices, check_price
+from elastune.core.divergence import check_factor
 from elastune.core.errors import UserError
-from elastune.core.mesh import Mesh
-from elastune.core.run import CommandLine, Config, Elastic, ExecutionSettings, Program, StartFrom
+from elastune.core.fields import values_of
+from elastune.core.run import CommandLine, ExecutionSettings, Program, StartFrom
 from elastune.core.sync_plan import SyncChoice
+from elastune.runtime.settings import read_prices
+from elastune.tuning.study.settings import (
+    CommonSettings,
+    FrontierOwnSettings,
+    FrontierSettings,
+    SearchSettings,
+    StudyOwnSettings,
+    StudySearchSettings,
+    StudySettings,
+)
 
-T = TypeVar("T")
 EXACT, FAST = ExecutionSettings(), ExecutionSettings(mode="fast")
-
-
-def option_field(default: T, help_text: str) -> T:
-    """Return a dataclass field with ``default`` and the help text of its command-line option."""
-    return field(default=default, metadata={"help": help_text})
+DEFAULT_COUNTS = (1, 2, 4, 8)  # the worker counts of a frontier that names neither these nor meshes
 
 
 @dataclass(frozen=True)
-class SearchRequest:
+class TrainedProgram:
+    """The program to train, and the folder of the results."""
+
+    program: Program
+    out: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest(CommonSettings, SearchSettings, TrainedProgram):
     """The common part of a study and a frontier: trainings whose settings the program's ``space`` chooses.
 
     Among the values of ``space``, the names of ``trial_results.EXECUTION_PARAMETERS`` set ``execution``. The name
     ``policy`` sets the policies of a trial: "none", the text of a policy, or a list of texts. All other names are
     configuration.
 
+    Attributes:
+        execution: The execution settings of a training, unless the space chooses them.
+        prices: The prices of worker-hours. A cost is then all paid money; tables show the price of the beginning.
+        command: The command line of this request.
+
     Raises:
         UserError: For an impossible price or divergence factor.
     """
 
-    program: Program
-    out: Path
-    _: KW_ONLY
-    config: Config = field(default_factory=dict)  # replaces the program's own; values of ``space`` replace both
     execution: ExecutionSettings = EXACT
-    constraints: tuple[str, ...] = option_field(
-        (),
-        'A condition that settings or metrics must fulfil, such as "workers * micro_batch == 4096" or '
-        '"accuracy >= 0.9", beside the constraints of the program\'s file.',
-    )
-    sampler: str = option_field(
-        "auto",
-        "What proposes the settings of the next trial: auto, random, grid, tpe, gp, nsga2, nsga3, genetic or cmaes. "
-        "See docs/spaces.md.",
-    )
-    stopping: str = option_field(
-        "none",
-        "Early stopping: none, asha, hyperband or pbt (population-based training), such as asha:eta=3,min_resource=1. "
-        "See docs/studies.md.",
-    )
-    trial_workers: tuple[int, int] | None = option_field(
-        None,
-        "Share the workers out among the trials that run. Each has LOW to HIGH workers, and their number changes while "
-        "it trains.",
-    )
-    epochs: int | None = option_field(
-        None, "Number of epochs (passes over the data), instead of what the program passes to session.epochs."
-    )
-    seed: int = option_field(0, "Seed for everything that is random.")
-    divergence: float | None = option_field(
-        FACTOR,
-        "End a training as failed when its loss stays above FACTOR times the loss at its start. A loss that is not "
-        "finite always fails; with off, nothing else does.",
-    )
-    price_per_worker_hour: float = option_field(
-        1.0, "Price of a worker-hour in dollars. At 1, a cost is the number of worker-hours."
-    )
-    prices: Prices | None = None  # a cost is then all paid money; tables show the price of the beginning
-    collective_timeout_s: float = option_field(
-        Elastic.collective_timeout_s,
-        "How long workers wait for a worker that is alive but does not take part in an exchange.",
-    )
-    grace_s: float = option_field(Elastic.grace_s, "How long workers train on if this command dies")
-    resume: bool = option_field(False, "Continue what is in --out. With nothing there, start from the beginning.")
-    command: CommandLine | None = field(default=None, compare=False)  # the command line of this request
-    accept_changes: bool = option_field(
-        False, "With --resume: go on though the program, its space or the data have changed, and say so in the report."
-    )
+    prices: Prices | None = None
+    command: CommandLine | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_price(self.price_per_worker_hour)
         check_factor(self.divergence)
 
 
-@dataclass(frozen=True)
-class StudyRequest(SearchRequest):
+@dataclass(frozen=True, kw_only=True)
+class StudyRequest(StudyOwnSettings, StudySearchSettings, SearchRequest):
     """A multi-objective search.
 
     At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` must bound it, or the sampler "grid",
     which ends with its last configuration. ``objectives`` (name -> "max" | "min") default to the program's own.
+
+    Attributes:
+        sync: The sync strategy, unless the space sets it.
+        start_from: The weights with which every trial begins.
+        simulated: No trial trains, so its folder cannot go on with trained trials.
     """
 
-    objectives: dict[str, str] = field(default_factory=dict)
-    _: KW_ONLY
     execution: ExecutionSettings = FAST
-    trials: int | None = option_field(None, "Number of trials to run.")
-    budget_s: float | None = option_field(None, "Wall time that the search may take")
-    worker_hours: float | None = option_field(None, "Worker-hours (workers x hours) that all trials together may use.")
-    until: tuple[str, ...] = option_field((), 'End once a trial has reached this, such as "accuracy >= 0.98".')
-    patience: int | None = option_field(
-        None, "End after this many trials in a row without a better one. With --sampler genetic it counts generations."
-    )
-    target: str | None = option_field(
-        None,
-        'Measure the seconds of training until a report reaches this, such as "accuracy >= 0.97", as the metric '
-        "seconds_to_target.",
-    )
-    workers: int = option_field(1, "Number of worker processes for all trials together.")
-    allocation: str = option_field(
-        "short_first",
-        "How --trial-workers shares workers out: steepest (each worker goes where it adds most) or short_first "
-        "(the same, and the longest trials wait). See docs/studies.md.",
-    )
-    warm_start: tuple[Path, ...] = option_field(
-        (),
-        "Output folder of an earlier study. Its best settings are tried first, and the sampler learns from its trials "
-        "as far as they compare.",
-    )
-    sync: SyncChoice = field(default_factory=SyncChoice)  # unless ``space`` sets it
-    trial_timeout_s: float | None = option_field(None, "Longest time of one trial")
-    start_from: StartFrom | None = None  # the weights with which every trial begins
-    monitors: tuple[str, ...] = ()  # monitors of every trial, beside those that its policy needs
-    keep: str = option_field(
-        "none",
-        "Trials whose weights and predictions are kept: none, all, front, best[:K] by each objective, diverse[:K] "
-        "(predictions that differ most), last:K. Join several with +, such as front+last:3.",
-    )
-    keep_bytes: int | None = option_field(None, "Most disk space for what --keep keeps")
-    plan: Path | None = option_field(
-        None,
-        "The --out folder of elastune plan. With --trial-workers, no trial gets more workers than the plan says are of "
-        "use. Until steps are measured, the plan also decides how workers are shared out.",
-    )
-    simulated: bool = False  # no trial trains, so its folder cannot go on with trained trials
+    sync: SyncChoice = field(default_factory=SyncChoice)
+    start_from: StartFrom | None = None
+    simulated: bool = False
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any], out: Path) -> StudyRequest:
@@ -179,8 +120,8 @@ class StudyRequest(SearchRequest):
         return cls(**plain)
 
 
-@dataclass(frozen=True)
-class FrontierRequest(SearchRequest):
+@dataclass(frozen=True, kw_only=True)
+class FrontierRequest(FrontierOwnSettings, SearchRequest):
     """A frontier: how far the program scales before it loses accuracy, and which settings regain it.
 
     The program's config must hold ``lr`` and ``batch_size``: the naive rule multiplies both by the worker count.
@@ -189,30 +130,78 @@ class FrontierRequest(SearchRequest):
     is that of its workers for its time, on hosts of unknown kind from the beginning of the frontier on. With
     ``grace_s``, surviving trainings end before the next controller measures step times.
 
-    Attributes:
-        workers: The worker counts of the frontier, ascending. Counts beyond this machine's are modelled and marked.
-        budget_s: The budget of all phases; None: chosen by the first steps, so that all phases fit. The search gets at
-            least two fifths of it.
-        short: Leave the search out if the budget is too small for it; else such a request is refused.
-        meshes: Further rows, each under the mechanism of ``execution``. If that is "replicated", each mesh gets the
-            smallest mechanism that supports it.
-        target: A value of the quality objective.
-        quality: The quality objective; None: the program's first objective.
-        margin: By how much quality may be worse than the baseline's. None: a hundredth of the metric's range, or a
-            fiftieth of the baseline's quality.
-        policies: Each trains beside static settings, with the naive rule's for each worker count. It is a parameter
-            of the search if the space has no ``policy``.
-        throughput: Search execution settings that give the same bits faster, see ``tuning.frontier.short_runs``.
+    ``workers`` ascend; counts beyond this machine's are modelled and marked. The search gets at least two fifths of
+    ``budget_s``. Each of ``meshes`` is a further row, under the mechanism of ``execution``; if that is "replicated",
+    each mesh gets the smallest mechanism that supports it. Each of ``policies`` trains beside static settings, with the
+    naive rule's for each worker count, and is a parameter of the search if the space has no ``policy``.
     """
 
-    workers: tuple[int, ...]
-    budget_s: float | None
-    _: KW_ONLY
-    short: bool = False
-    meshes: tuple[Mesh, ...] = ()
-    target: float | None = None
-    quality: str | None = None
-    margin: float | None = None
-    seeds: int = 3
-    policies: tuple[str, ...] = ()
-    throughput: bool = False
+
+Request = TypeVar("Request", bound=SearchRequest)
+
+
+def study_request(
+    settings: StudySettings,
+    program: Program,
+    out: Path,
+    execution: ExecutionSettings,
+    command: CommandLine | None = None,
+) -> StudyRequest:
+    """Return the request of a study. Raises ``UserError`` for settings that cannot be read.
+
+    Args:
+        settings: What a user has written.
+        program: The program.
+        out: The folder of the results.
+        execution: The execution settings of a trial, unless the space chooses them.
+        command: The command line.
+    """
+    request = StudyRequest(
+        program,
+        out,
+        **values_of(CommonSettings, settings),
+        **values_of(StudyOwnSettings, settings),
+        **values_of(StudySearchSettings, settings),
+        execution=execution,
+        sync=settings.choice,
+        start_from=settings.source,
+        command=command,
+    )
+    return with_prices(request, read_prices(settings, kinds_known=settings.kinds_known), SystemClock())
+
+
+def frontier_request(
+    settings: FrontierSettings,
+    program: Program,
+    out: Path,
+    execution: ExecutionSettings,
+    command: CommandLine | None = None,
+) -> FrontierRequest:
+    """Return the request of a frontier; arguments and errors as of ``study_request``."""
+    request = FrontierRequest(
+        program,
+        out,
+        **values_of(CommonSettings, settings),
+        **values_of(FrontierOwnSettings, settings),
+        execution=execution,
+        command=command,
+    )
+    if not (request.workers or request.meshes):
+        request = replace(request, workers=DEFAULT_COUNTS)
+    return with_prices(request, read_prices(settings, kinds_known=settings.kinds_known), SystemClock())
+
+
+def with_prices(request: Request, prices: Prices | None, clock: Clock) -> Request:
+    """Return ``request`` with ``prices``, if any. The first price of a host of unknown kind becomes the study's price.
+
+    Raises ``UserError`` for a request that has one price already, and for a price of 0.
+    """
+    if prices is None:
+        return request
+    if request.price_per_worker_hour != SearchRequest.price_per_worker_hour:
+        raise UserError(ONE_PRICE, "both a price and a file of prices", "leave one of them out")
+    first = prices.since(clock.wall()).at(UNKNOWN, 0.0)
+    if not first > 0:
+        rule = "the first price of a study's workers must be above 0"
+        raise UserError(rule, f"{first:g}", "leave --prices out where nothing is paid")
+    return replace(request, prices=prices, price_per_worker_hour=first)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from os.path import abspath
+from pathlib import Path
 from typing import Any
 
 from elastune.core.clock import Clock, SystemClock
@@ -274,11 +275,12 @@ def _predict(plan: Plan) -> ScalingPredicted | None:
     request = plan.request
     if request.plan is None or request.trial_workers is None:
         return None
-    made = plan_in(request.plan)
+    folder = Path(request.plan)
+    made = plan_in(folder)
     samples = [*corners(plan.space, request.seed), *probe(plan.space, PROBED, request.seed)]
     sizes = [each.values.get(BATCH, plan.config.get(BATCH)) for each in samples]
     batches = [each for each in sizes if isinstance(each, int) and each > 0] or [int(made.answer["size"]["batch_size"])]
-    return predict_scaling(made, request.plan, request.program.path, request.execution, batches, request.trial_workers)
+    return predict_scaling(made, folder, request.program.path, request.execution, batches, request.trial_workers)
 
 
 def _allocation(

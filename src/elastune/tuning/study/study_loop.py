@@ -260,7 +260,7 @@ class StudyLoop:
             left_s, left_worker_s = max(self._budget.left_s, 0.0), max(self._budget.left_worker_s, 0.0)
             self._rebalancer = self._make_rebalancer(self._pool, self._clock, left_s, left_worker_s)
             for number, job in self._pool.jobs.items():
-                self._rebalancer.trial_started(number, job.wished)
+                self._rebalancer.trial_started(number, job.requested)
 
     def _patience_s(self) -> float:
         """Seconds that the loop may wait for events."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
+from elastune.adapt.policies.library.registry import NO_POLICY, policies_of
 from elastune.core.communication import Topology
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
@@ -21,12 +22,11 @@ from elastune.core.mesh_choice import least_slots
 from elastune.core.run import Adapt, Config, ExecutionSettings
 from elastune.core.sync_plan import SYNC_NAMES, in_full, strategy_settings
 from elastune.runtime.job.pool import JobEvent
-from elastune.runtime.job.validation import NO_POLICY, policies_of
 from elastune.train.program.load import merge
 from elastune.tuning.search.constraint import Constraint, violations
 from elastune.tuning.search.objective import Objective
 from elastune.tuning.search.schedule import IntermediateResult
-from elastune.tuning.study.time_to_target import SECONDS_TO_TARGET, TargetReached, shortfall, time_to
+from elastune.tuning.search.time_to_target import SECONDS_TO_TARGET, TargetReached, shortfall, time_to
 
 ALWAYS = ("workers", "mode", "mechanism", "micro_batch")  # execution settings that each trial has
 OF_MESHES = ("mesh", "copies", "virtual_tensor", "schedule", "zero_stage", "offload")  # settings of some mechanisms
@@ -143,11 +143,13 @@ def settings(
     }
     if system["mesh"] is not None:
         system = {"workers": None, "mechanism": None, **system, "mesh": _mesh(system["mesh"])}
-    changed = replace(execution, **system)
+    changed = execution.with_values(system)
     workers = changed.workers
-    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= capacity:
-        rule = f"a trial's workers must be a whole number from 1 to the study's {capacity}"
-        raise UserError(rule, workers, "change space(trial) or --workers")
+    asked = suggested.get("workers")
+    for count in (workers if asked is None else asked, workers):
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= capacity:
+            rule = f"a trial's workers must be a whole number from 1 to the study's {capacity}"
+            raise UserError(rule, count, "change space(trial) or --workers")
     slots = max(changed.num_slots, workers) if changed.mesh is None else least_slots(changed, workers)
     changed = replace(changed, num_slots=slots)
     system_names = {*SYSTEM_PARAMETERS, *strategy_settings(suggested, config)}

@@ -13,20 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from elastune.adapt.policies.library.registry import policies_of
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Entry, StudyStarted, TrialFinished, TrialStarted
 from elastune.core.journal.trials import Change
 from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec
 from elastune.core.sync_plan import SyncChoice, chooses, in_full, strategy_settings
-from elastune.runtime.job.validation import (
-    check_adapt,
-    check_execution,
-    check_values,
-    policies_of,
-    spot_of,
-    why_impossible,
-)
+from elastune.runtime.job.validation import check_adapt, check_execution, check_values, spot_of, why_impossible
 from elastune.train.checkpoints.start_from import digest_of_weights
 from elastune.train.program.load import LoadedProgram, load_as_guest, setting_of
 from elastune.train.program.overrides import override
@@ -36,12 +30,12 @@ from elastune.tuning.search.constraint import Constraint, all_texts, evaluate, p
 from elastune.tuning.search.early_stopping import make_schedule
 from elastune.tuning.search.objective import parse_objectives
 from elastune.tuning.search.samplers import check_sampler, generational
+from elastune.tuning.search.time_to_target import SECONDS_TO_TARGET, parse_target
 from elastune.tuning.study.rebalancer import parse_allocation
 from elastune.tuning.study.request import StudyRequest
 from elastune.tuning.study.resume import SpaceSummary, summarize_space
 from elastune.tuning.study.resume import changed_settings as differences
 from elastune.tuning.study.retention import retention_of
-from elastune.tuning.study.time_to_target import SECONDS_TO_TARGET, parse_target
 from elastune.tuning.study.trial_results import Pricing, system_defaults
 from elastune.tuning.study.trial_results import settings as trial_settings
 
@@ -156,7 +150,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     _check_set(request.config, samples)
     _check_until(request, program, {*config, *(name for sample in samples for name in sample.values)})
     _check_policies(samples, program)
-    check_adapt(Adapt((), request.monitors), program, replace(spec, sync=request.sync.sync))
+    check_adapt(Adapt((), tuple(request.monitors)), program, replace(spec, sync=request.sync.sync))
     _check_bounds(request, samples)
     request = replace(request, execution=_with_slots(request, samples, config))
     _check_trials(request, samples, constraints, config)
@@ -272,8 +266,6 @@ def _check_bounds(request: StudyRequest, samples: Sequence[Sample]) -> None:
             raise UserError(rule, f"--plan {request.plan}", "add --trial-workers LOW:HIGH, or leave it out")
         return
     low, high = request.trial_workers
-    if not (isinstance(low, int) and isinstance(high, int)):
-        raise UserError("a trial's workers must be two whole numbers", request.trial_workers, "for example (1, 4)")
     if not 1 <= low <= high <= request.workers:
         rule = f"a trial's workers must lie within the study's {request.workers}"
         raise UserError(rule, f"{low}:{high}", "use --trial-workers LOW:HIGH with 1 <= LOW <= HIGH")

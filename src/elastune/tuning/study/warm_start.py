@@ -108,7 +108,7 @@ def earlier_studies(request: StudyRequest, before: Sequence[Entry]) -> list[Earl
     Raises ``UserError`` for a folder without a study's journal.
     """
     taken_over = {entry.record.source for entry in before if isinstance(entry.record, WarmStarted)}
-    sources = dict.fromkeys(path.resolve() for path in request.warm_start)
+    sources = dict.fromkeys(Path(folder).resolve() for folder in request.warm_start)
     if request.out.resolve() in sources:
         raise UserError("a study cannot begin with itself", request.out, "use another --out, or leave out --warm-start")
     return [_read(source) for source in sources if str(source) not in taken_over]

@@ -12,6 +12,7 @@ from elastune.adapt.policies.library import registry
 from elastune.adapt.policies.library.gns import GrowWithNoise
 from elastune.adapt.policies.library.registry import POLICIES, build, build_all, monitors_for, split_policy
 from elastune.adapt.policies.library.schedules import ScheduledBatch
+from elastune.core import plugins
 from elastune.core.errors import UserError
 from elastune.core.options import options_of
 
@@ -188,15 +189,15 @@ def test_monitors_are_named_once():
 def test_entry_points(monkeypatch):
     theirs = EntryPoints(
         [
-            EntryPoint("theirs", "fractions:Fraction", registry.ENTRY_POINTS),
-            EntryPoint("gns", "fractions:Fraction", registry.ENTRY_POINTS),
-            EntryPoint("good", "elastune.adapt.policies.library.warmup:WarmUp", registry.ENTRY_POINTS),
+            EntryPoint("theirs", "fractions:Fraction", registry.INSTALLED.group),
+            EntryPoint("gns", "fractions:Fraction", registry.INSTALLED.group),
+            EntryPoint("good", "elastune.adapt.policies.library.warmup:WarmUp", registry.INSTALLED.group),
         ]
     )
-    monkeypatch.setattr(registry, "entry_points", lambda group: theirs.select(group=group))
+    monkeypatch.setattr(plugins, "entry_points_of", lambda group: theirs.select(group=group))
     assert build("good:steps=4").policy.steps == 4
     assert isinstance(build("gns").policy, GrowWithNoise)  # nobody takes a name of the library's
-    with pytest.raises(UserError, match="subclass of elastune.Policy"):
+    with pytest.raises(UserError, match="subclass of elastune.adapt.policies.base.Policy"):
         build("theirs")
     with pytest.raises(UserError, match="good"):
         build("nobody")

@@ -12,14 +12,14 @@ from pathlib import Path
 from elastune.elastic.wire.transport import Lines
 from elastune.runtime.agents.agent import Agent, Link
 from elastune.runtime.agents.messages import (
+    FROM_AGENT,
+    FROM_CONTROLLER,
     AgentMessage,
     AgentWelcome,
     PreemptionNoticed,
     StartWorker,
     WorkerEnded,
     WorkerKept,
-    decode_from_agent,
-    encode,
 )
 from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent
 
@@ -70,7 +70,7 @@ class Controller:
         heard: list[AgentMessage] = []
         self.socket.settimeout(limit_s)
         while not any(isinstance(message, kind) for message in heard):
-            heard += [decode_from_agent(line) for line in self._lines.feed(self.socket.recv(1 << 16))]
+            heard += [FROM_AGENT.decode(line) for line in self._lines.feed(self.socket.recv(1 << 16))]
         return heard
 
 
@@ -78,7 +78,7 @@ def serving(
     processes: Processes, leaves: list[float], again: Callable[[int], Link], tell: Callable[[str], None] = print
 ) -> tuple[threading.Thread, list[str]]:
     """An agent with a worker whose controller has died, and why it ended."""
-    first, whys = Controller([encode(WORKER).strip()]), []
+    first, whys = Controller([FROM_CONTROLLER.encode(WORKER).strip()]), []
     agent = Agent(
         first.link, processes, Path("/nowhere"), leaving=lambda: min(leaves, default=None), again=again, notify=tell
     )

@@ -101,7 +101,7 @@ def test_only_hosts_that_tell_their_kind_can_be_chosen_among(tmp_path: Path) -> 
     spot = SpotWatch(SpotRules(3600.0, 4), Prices.constant(1.0))
     room = CapacityRequest(tmp_path, 1, 4, spot=spot)
     for cluster, told in ((None, "another cluster"), (ClusterRequest(LocalKind(), Access()), "local")):
-        with pytest.raises(UserError, match=f"hosts that tell their kind .got {told}"), opened(cluster, room):
+        with pytest.raises(UserError, match=f"hosts that report their kind .got {told}"), opened(cluster, room):
             pass
 
 

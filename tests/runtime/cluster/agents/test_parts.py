@@ -20,6 +20,8 @@ from elastune.runtime.agents.credentials import certificate_path, credentials, m
 from elastune.runtime.agents.hosts import AgentHost, as_kept, pack, spread
 from elastune.runtime.agents.launcher import answer
 from elastune.runtime.agents.messages import (
+    FROM_AGENT,
+    FROM_CONTROLLER,
     AgentBeat,
     AgentBye,
     AgentHello,
@@ -37,9 +39,6 @@ from elastune.runtime.agents.messages import (
     WorkerKept,
     WorkerSeen,
     WorkerStarted,
-    decode_from_agent,
-    decode_from_controller,
-    encode,
 )
 from elastune.runtime.clusters.hosts import workers_held
 from elastune.runtime.launcher import Bootstrap
@@ -164,21 +163,21 @@ TOLD += [FolderProbeRequest("/out/mark", "text"), TakeFiles(7071), RunFound("10.
 
 
 def test_what_is_said_is_what_is_heard() -> None:
-    assert [decode_from_agent(encode(message)) for message in SAID] == SAID
-    assert [decode_from_controller(encode(message)) for message in TOLD] == TOLD
+    assert [FROM_AGENT.decode(FROM_AGENT.encode(message)) for message in SAID] == SAID
+    assert [FROM_CONTROLLER.decode(FROM_CONTROLLER.encode(message)) for message in TOLD] == TOLD
 
 
 def test_what_no_agent_says_is_a_value_error() -> None:
     """And nothing else: whoever reads it cuts the connection."""
     odd = [None, -1, 1.5, "x" * 70000, [], {}, True]
-    for message in (json.loads(encode(message)) for message in SAID):
+    for message in (json.loads(FROM_AGENT.encode(message)) for message in SAID):
         lines = [json.dumps({**message, name: value}) for name in message for value in odd]
         for line in [*lines, "null", "[" * 9999, "\0"]:
             with contextlib.suppress(ValueError):
-                assert decode_from_agent(line.encode())
+                assert FROM_AGENT.decode(line.encode())
         for wrong in ({**message, "more": 1}, {**message, "kind": "other"}, {"kind": message["kind"], "x": 0}):
             with pytest.raises(ValueError, match="validation error"):
-                decode_from_agent(json.dumps(wrong).encode())
+                FROM_AGENT.decode(json.dumps(wrong).encode())
 
 
 def test_a_run_is_asked_for_by_its_folder_or_the_end_of_that() -> None:

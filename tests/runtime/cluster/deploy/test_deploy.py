@@ -101,7 +101,7 @@ def test_a_script_runs_what_it_is_to_run_and_nothing_of_its_words(tmp_path: Path
     [
         (["nomad", "train.py"], "knows jobset and skypilot (got 'nomad')"),
         (["jobset", "--", "--epochs", "3"], "a deployment runs a program"),
-        (["jobset", "--", "train.py", "--out=/x"], "says itself where workers run (got --out=/x)"),
+        (["jobset", "--", "train.py", "--out=/x"], "sets where workers run (got --out=/x)"),
         (["jobset", "train.py", "--hosts", "0"], "--hosts: input should be greater than or equal to 1 (got 0)"),
         (["jobset", "train.py", "--port", "80"], "--port: input should be greater than or equal to 1024"),
         (["jobset", "train.py", "--name", "Träin"], "--name: string should match pattern"),

@@ -183,7 +183,7 @@ def test_nodes_come_die_and_are_drained(cluster: Cluster, tmp_path: Path, undist
 
 def test_nothing_on_the_nodes_outlives_a_killed_controller(cluster: Cluster, tmp_path: Path) -> None:
     node(cluster)
-    found = {finding.what: finding.value for finding in RayKind(address=cluster.address).examine()}
+    found = {finding.name: finding.value for finding in RayKind(address=cluster.address).examine()}
     assert found["workers on a node"] == "2"
     run = Running(cluster, tmp_path)
     run.until(lambda: f"epoch 0/{EPOCHS}" in run.said)
@@ -216,7 +216,7 @@ def test_the_next_controller_takes_actors_over(
     other = ["--resume", "--interface", interface_with(elsewhere)]
     run.begin(*other)
     run.until(lambda: run.records(Adopted))
-    assert f"are told to come here, to {elsewhere} instead of 127.0.0.1" in run.said
+    assert f"will connect to {elsewhere} instead of 127.0.0.1" in run.said
     run.until_on(4)
     run.process.kill()
     run.process.wait()
@@ -239,7 +239,7 @@ def test_an_on_demand_host_stands_in_for_spot_nodes_that_are_drained(
 ) -> None:
     """The policy ``spot``, after its deadline: from the first step on that presses, whatever this machine's speed."""
     first, token = node(cluster), tmp_path / "token"
-    found = {finding.what: finding.value for finding in RayKind(address=cluster.address).examine()}
+    found = {finding.name: finding.value for finding in RayKind(address=cluster.address).examine()}
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     (tmp_path / "prices.csv").write_text("kind,price\nspot,1\non-demand,3\n")

@@ -159,7 +159,7 @@ def test_actors_whose_controller_lives_are_left_alone(tmp_path: Path) -> None:
     check_no_controller(found)
     told: list[str] = []
     assert RayKind()._left(tmp_path, "127.0.0.2", Access(notify=told.append)) == found
-    assert told == ["actors elastune-0123abcd are told to come here, to 127.0.0.2 instead of 127.0.0.1"]
+    assert told == ["actors elastune-0123abcd will connect to 127.0.0.2 instead of 127.0.0.1"]
     with socket.create_server(("127.0.0.1", found.port)) as other:  # somebody else's port by now
 
         def serve() -> None:

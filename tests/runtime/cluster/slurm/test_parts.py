@@ -162,7 +162,7 @@ def test_what_fails_again_and_again_is_started_no_more() -> None:
         until(lambda at=at: len(said) >= at or said.extend(fleet.news()))
     assert fleet.given_up
     ended = [f"{at} has ended before its agent came: no such module" for at in (1, 2, 3)]
-    assert said == [*ended, "no more agents are started: 3 in a row came to nothing"]
+    assert said == [*ended, "no more agents are started: 3 starts in a row brought none"]
     fleet.close()
     assert (shelf.began, shelf.closed) == (3, True)
 
@@ -303,7 +303,7 @@ def test_rubbish_is_no_queue(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("slurm:nodes=0", "nodes: COUNT or LOW:HIGH, the most at least 1"),
+        ("slurm:nodes=0", "nodes: COUNT or LOW:HIGH, with HIGH at least 1"),
         ("slurm:nodes=4:2", "nodes: COUNT or LOW:HIGH"),
         ("slurm:nodes=all", "nodes: COUNT or LOW:HIGH"),
         ("slurm:partition=a b", "partition: string should match"),
@@ -327,7 +327,7 @@ def test_what_cannot_be_asked_for(text: str, told: str, monkeypatch: pytest.Monk
 
 def test_an_allocation_has_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    with pytest.raises(UserError, match="steps have what their allocation has .got partition=gpu"):
+    with pytest.raises(UserError, match="steps have the resources of their allocation .got partition=gpu"):
         parse_cluster("slurm:partition=gpu").check(Access())
 
 
@@ -354,7 +354,7 @@ def _program(folder: Path, name: str, line: str) -> None:
         ("sbatch", "echo sbatch: error: one >&2; echo 'sbatch: error: QOSMaxSubmitJobLimit' >&2; exit 1", "QOSMaxSub"),
         ("sbatch", "echo rubbish", "no job number in 'rubbish"),
         ("sinfo", "true", "a partition with nodes"),
-        ("sinfo", "echo no.such.host.invalid", "a way to the nodes"),
+        ("sinfo", "echo no.such.host.invalid", "nodes must be reachable"),
     ],
 )
 def test_a_cluster_that_cannot_be_had_is_told_in_one_line(
@@ -376,7 +376,7 @@ def test_jobs_of_a_controller_elsewhere_are_told_to_come_here(programs: Path, tm
     _program(programs, "sbatch", f"cat > {tmp_path}/script; echo 5")
     room = CapacityRequest(tmp_path / "run", 1, 1, grace_s=60.0, adopts=True)
     with parse_cluster("slurm").open(Access(notify=said.append), room) or nullcontext():
-        assert said == ["jobs elastune-0123abcd are told to come here, to 127.0.0.1 instead of 127.0.0.9"]
+        assert said == ["jobs elastune-0123abcd will connect to 127.0.0.1 instead of 127.0.0.9"]
         assert read_controller_address(folder) == ControllerAddress(FOUND.name, "127.0.0.1", port)
         assert not (tmp_path / "cancelled").exists()
         assert f"--join 127.0.0.1:{port} " in (tmp_path / "script").read_text()
@@ -398,7 +398,7 @@ def test_jobs_that_could_not_find_their_controller_are_ended(asked: str, program
             stack.enter_context(socket.create_server(("127.0.0.1", FOUND.port)))
         with pytest.raises(UserError, match="agents with room for 1 workers must come"):
             parse_cluster(asked).open(Access(gather_s=0.0, notify=said.append), room)
-    assert said[0] == "jobs elastune-0123abcd look for their controller at 127.0.0.9:7070: they are ended"
+    assert said[0] == "jobs elastune-0123abcd look for their controller at 127.0.0.9:7070, and are ended"
     first, *later = (tmp_path / "cancelled").read_text().splitlines()
     assert first == "--state=PENDING --name=elastune-0123abcd"
     assert later
@@ -409,7 +409,7 @@ def test_an_allocation_ends_with_its_command(programs: Path, tmp_path: Path, mon
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     for name in ("srun", "scontrol"):
         _program(programs, name, "true")
-    with pytest.raises(UserError, match="an allocation ends with the command that it is for .got --grace 60s"):
+    with pytest.raises(UserError, match="an allocation ends with its command .got --grace 60s"):
         parse_cluster("slurm").open(Access(), CapacityRequest(tmp_path / "run", 1, 1, grace_s=60.0))
 
 

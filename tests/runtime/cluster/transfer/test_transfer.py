@@ -125,9 +125,9 @@ def test_sizes_are_bounded(size: int) -> None:
 
 
 def test_what_is_no_message_is_a_value_error() -> None:
-    for line in (b"null", b"{}", b'{"kind":"offer"}', b'{"kind":"piece","content":1}', b"[" * 9999, b"\xff"):
+    for line in (b"null", b"{}", b'{"kind":"offer"}', b'{"kind":"file_piece","content":1}', b"[" * 9999, b"\xff"):
         with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
-            transfer_messages.decode_from_agent(line)
+            transfer_messages.FROM_AGENT.decode(line)
     with pytest.raises(ValueError, match="no content"):
         transfer_messages.data_of(transfer_messages.FilePiece("=A"))
     said = [
@@ -135,7 +135,9 @@ def test_what_is_no_message_is_a_value_error() -> None:
         Ask(RUN, "own", before=3),
         transfer_messages.piece_of(b"\0\xff"),
     ]
-    assert [transfer_messages.decode_from_agent(transfer_messages.encode(message)[:-1]) for message in said] == said
+    assert [
+        transfer_messages.FROM_AGENT.decode(transfer_messages.FROM_AGENT.encode(message)[:-1]) for message in said
+    ] == said
 
 
 # -- the controller's folder ------------------------------------------------------------------------------------------

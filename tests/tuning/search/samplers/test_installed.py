@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from optuna.samplers import BaseSampler, RandomSampler
 
+from elastune.core import plugins
 from elastune.core.errors import UserError
 from elastune.core.journal.records import TrialFinished
-from elastune.tuning.search import samplers as registry
 from elastune.tuning.search.objective import parse_objectives
 from elastune.tuning.search.suggester import Suggester
 
@@ -35,7 +35,7 @@ def halving(seed: int) -> BaseSampler:
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"halving": halving, "seven": 7, "wrong": lambda seed: "a text"}
 
-    def points(*, group: str) -> EntryPoints:
+    def points(group: str) -> EntryPoints:
         assert group == "elastune.samplers"
         return EntryPoints(EntryPoint(name, f"toys:{name}", group) for name in [*values, "broken"])
 
@@ -44,7 +44,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
             raise ImportError("no module named toys")
         return values[point.name]
 
-    monkeypatch.setattr(registry, "entry_points", points)
+    monkeypatch.setattr(plugins, "entry_points_of", points)
     monkeypatch.setattr(EntryPoint, "load", load)
 
 

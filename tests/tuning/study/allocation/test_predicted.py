@@ -46,7 +46,7 @@ def surrogate(config, workers):
 
 
 def made(path: Path) -> PlanMade:
-    return PlanMade(str(path), {"workers_each": 4}, {"size": SIZE}, COST)
+    return PlanMade(str(path), {"workers_per_node": 4}, {"size": SIZE}, COST)
 
 
 def told(

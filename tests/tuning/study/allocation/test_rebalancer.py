@@ -34,7 +34,7 @@ def request(program: Program, out: Path, **changes: Any) -> StudyRequest:
     asked = StudyRequest(
         program,
         out,
-        {"loss": "min"},
+        objectives={"loss": "min"},
         sampler="grid",
         trials=3,
         workers=4,

@@ -119,7 +119,7 @@ def test_trials_are_heard_while_the_next_is_thought_of(cluster: LocalCluster, tm
                 time.sleep(0.05)
         return {"lr": trial.suggest_float("lr", 0.01, 0.02), "epochs": 3}
 
-    request = StudyRequest(tiny, tmp_path / "out", {"loss": "min"}, sampler="random", trials=2, workers=2)
+    request = StudyRequest(tiny, tmp_path / "out", objectives={"loss": "min"}, sampler="random", trials=2, workers=2)
     tune(request, space=space, cluster=cluster)
     told = [entry.record for entry in read(journal)]
     begun = [k for k, record in enumerate(told) if isinstance(record, TrialStarted)]

@@ -31,7 +31,9 @@ def space(trial: Any) -> dict[str, Any]:
 
 def request(program: Program, out: Path, **changes: Any) -> StudyRequest:
     execution = ExecutionSettings(mode="exact", num_slots=2)
-    asked = StudyRequest(program, out, {"loss": "min"}, sampler="grid", trials=8, workers=2, execution=execution)
+    asked = StudyRequest(
+        program, out, objectives={"loss": "min"}, sampler="grid", trials=8, workers=2, execution=execution
+    )
     return replace(asked, **changes)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
@@ -25,8 +24,12 @@ from elastune.adapt.policies.library.sync import SyncByLink, SyncBySize
 from elastune.adapt.policies.library.warmup import WarmUp
 from elastune.core.errors import UserError
 from elastune.core.options import Option, options_of, read, split
+from elastune.core.plugins import Plugins
 
-ENTRY_POINTS = "elastune.policies"
+INSTALLED = Plugins("elastune.policies", "policy")
+"""Policies of other packages: subclasses of ``Policy``."""
+NO_POLICY = "none"
+"""What a space calls a trial without any policy."""
 POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
     {
         "gns": GrowWithNoise,
@@ -93,6 +96,25 @@ def build_all(
     return tuple(entries)
 
 
+def policies_of(value: object) -> tuple[str, ...]:
+    """Return the texts of the policies that a space names as ``policy``.
+
+    Args:
+        value: "none", the text of one policy, or a list of such texts.
+
+    Raises:
+        UserError: For any other value.
+    """
+    texts = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        fix = "such as 'gns:max_batch=2048', ['warmup', 'gns'] or 'none'"
+        raise UserError("a policy must be text, or a list of texts", repr(value), fix)
+    named = tuple(str(text).strip() for text in texts)
+    if NO_POLICY in named and len(named) > 1:
+        raise UserError(f"{NO_POLICY!r} goes with no other policy", repr(value), "leave it out of the list")
+    return () if named == (NO_POLICY,) else named
+
+
 def monitors_for(policies: Iterable[PolicyEntry]) -> tuple[str, ...]:
     """Return the monitors that ``policies`` need, each once, in the order in which they are first asked for."""
     return tuple(dict.fromkeys(monitor for named in policies for monitor in named.policy.monitors))
@@ -103,13 +125,10 @@ def _find(name: str, extra: Mapping[str, type[Policy]]) -> type[Policy]:
         return extra[name]
     if name in POLICIES:
         return POLICIES[name]
-    installed = entry_points(group=ENTRY_POINTS)
-    if name not in installed.names:
-        known = ", ".join(dict.fromkeys([*extra, *POLICIES, *sorted(installed.names)]))
+    if name not in INSTALLED.names():
+        known = ", ".join(dict.fromkeys([*extra, *POLICIES, *INSTALLED.names()]))
         raise UserError("a policy must be known", name, f"use one of {known}, or define a class {name} in the program")
-    kind: Any = installed[name].load()
-    if not (isinstance(kind, type) and issubclass(kind, Policy)):
-        raise UserError(f"the entry point {name} must name a subclass of elastune.Policy", kind, "fix its package")
+    kind: type[Policy] = INSTALLED.load_class(name, Policy, named=False)
     return kind
 
 

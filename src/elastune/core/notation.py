@@ -1,22 +1,19 @@
-"""Texts of a command line as values: durations, worker counts, settings, the output folder, the device.
+"""Values as the text of a command line: durations, sizes, numbers of workers, settings of a program. Pure.
 
-Parsing is pure; every text that breaks a rule is a ``UserError``. The functions at the end look at this machine.
+Every text that breaks a rule is a ``UserError``. The notations at the end are those of settings (``core/fields.py``).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterable
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
-from elastune.cli.output import print_error
+from elastune.core.divergence import parse_divergence
 from elastune.core.errors import UserError
+from elastune.core.fields import Notation
 from elastune.core.mesh import MOST_WORKERS, Mesh
-from elastune.core.run import Config, ConfigValue, Elastic
-from elastune.runtime.job.output import JOURNAL, Mirror, is_url, next_folder
+from elastune.core.run import Config, ConfigValue
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 UNITS_BYTES = {
@@ -45,11 +42,6 @@ def duration(text: str, option: str = "--budget") -> float:
     return seconds
 
 
-def grace(text: str | None) -> float:
-    """Seconds of ``--grace``; without it workers do not outlive the command."""
-    return 0.0 if text is None else duration(text, "--grace")
-
-
 def size(text: str, option: str) -> int:
     """Bytes of "500MB", "2GB" or "24GiB"."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(kB|MB|GB|TB|MiB|GiB|TiB)", text.strip())
@@ -58,14 +50,14 @@ def size(text: str, option: str) -> int:
     return bytes_
 
 
-def seconds_per_byte(text: str, option: str = "--link") -> float:
-    """Seconds for a byte at a speed such as "25Gbit/s" or "200Mbit/s"."""
+def speed(text: str, option: str = "--link") -> float:
+    """Gbit/s of a speed such as "25Gbit/s" or "200Mbit/s"."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MG])bit/s", text.strip())
     if match is None or not float(match[1]) > 0:
         raise UserError(
             f"{option} must be a speed above 0", repr(text[:100]), "a number and Mbit/s or Gbit/s: 25Gbit/s"
         )
-    return 8 / (float(match[1]) * {"M": 1e6, "G": 1e9}[match[2]])
+    return float(match[1]) / {"M": 1000, "G": 1}[match[2]]
 
 
 def worker_counts(text: str) -> tuple[int, ...]:
@@ -92,11 +84,6 @@ def worker_bounds(text: str, option: str = "--workers") -> tuple[int, int]:
     if not 1 <= low <= high <= MOST_WORKERS:
         raise UserError(f"{option} must be from 1 to {MOST_WORKERS}, LOW first", repr(text), fix)
     return low, high
-
-
-def trial_workers(text: str | None) -> tuple[int, int] | None:
-    """How few and how many workers a trial may have, by ``--trial-workers``; None without it."""
-    return None if text is None else worker_bounds(text, "--trial-workers")
 
 
 def settings(pairs: Iterable[str]) -> Config:
@@ -162,79 +149,34 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, (bool, int, str))
 
 
-# --- folders, data and devices of this machine ---
+# --- the notations of settings ---
 
-_copies: list[Mirror] = []
-
-
-def choose_out(out_option: str | Path | None, file: Path, command: str, resume: bool) -> Path:
-    """The folder of a command's results: ``out_option`` or the next free ``elastune-out/NAME-COMMAND-N``.
-
-    For a URL it is a local folder that is copied to the URL until ``finish_copies``. A job script may set ``resume``
-    from its first start on, so ``resume`` with an empty folder prints a line and starts from the beginning.
-    """
-    if out_option is not None:
-        out = _mirrored(str(out_option), resume) if is_url(str(out_option)) else Path(out_option)
-        if resume and not os.path.lexists(out / JOURNAL):
-            print_error(f"{out} holds nothing to go on with, so this starts from the beginning")
-        return out
-    if resume:
-        raise UserError("--resume needs to know what to go on with", "no --out", "give --out of the earlier run")
-    return next_folder(file, command)
+_LARGEST_UNITS_S = (("h", 3600.0), ("m", 60.0), ("s", 1.0))
 
 
-def _mirrored(url: str, resume: bool) -> Path:
-    mirror = Mirror(url, print_error)
-    mirror.begin(resume)
-    _copies.append(mirror)
-    return mirror.folder
+def duration_text(seconds: float | None) -> str | None:
+    """The text of a duration, such as "3m"; None for no duration and for 0."""
+    if not seconds:
+        return None
+    unit, size_s = next((each for each in _LARGEST_UNITS_S if seconds % each[1] == 0), ("s", 1.0))
+    return f"{seconds / size_s:g}{unit}"
 
 
-def finish_copies() -> None:
-    """Complete the copies of all results to their URLs. Raises ``UserError`` if a copy fails."""
-    while _copies:
-        _copies.pop().finish()
+def meshes(texts: Sequence[str]) -> tuple[Mesh, ...]:
+    """The meshes of texts such as "data=2,shard=2"."""
+    return tuple(Mesh.parse(text) for text in texts)
 
 
-def use_data(data: Path | None) -> None:
-    """Set ``ELASTUNE_DATA`` to ``data``: the program and its workers look for data sets in it."""
-    if data is None:
-        return
-    if not data.is_dir():
-        raise UserError("--data must be a folder", data, "check the path")
-    os.environ["ELASTUNE_DATA"] = str(data.resolve())
+def _factor_text(factor: float | None) -> str:
+    return "off" if factor is None else f"{factor:g}"
 
 
-def choose_workers(
-    text: str | None, heartbeat: str, collective_timeout_s: float, mesh: Mesh | None = None
-) -> tuple[int, Elastic]:
-    """The number of workers that a run begins with, and the limits within which it may change.
-
-    For "LOW:HIGH" a run begins with as many workers as this machine has cores, or with those of ``mesh``.
-    """
-    meshed = 1 if mesh is None else mesh.workers
-    low, high = (1, meshed) if text is None else worker_bounds(text)
-    elastic = Elastic(low, heartbeat_s=duration(heartbeat, "--heartbeat"), collective_timeout_s=collective_timeout_s)
-    if text is None or ":" not in text:
-        return high, elastic
-    if mesh is not None:
-        return meshed, replace(elastic, high=high)
-    from elastune.train.machine import cores
-
-    return min(high, max(low, cores())), replace(elastic, high=high)
-
-
-def choose_device(wanted: str, *, local: bool = True) -> str:
-    """The device of a run; "auto" becomes "cuda" or "cpu", whichever this machine has.
-
-    ``local``: whether workers run on this machine. If not, the hosts check the device: a login node may lack GPUs that
-    the hosts of its cluster have.
-    """
-    if wanted == "cpu" or (not local and re.fullmatch(r"cuda(:[0-9]{1,3})?", wanted)):
-        return wanted
-    from elastune.runtime.placement import assign, devices
-
-    assigned = assign(wanted, 0, devices())  # refuses what this machine lacks
-    if wanted == "auto":
-        return assigned.partition(":")[0]  # a command printed for another day names the kind, not the number
-    return wanted
+NAMED = "NAME[:OPTION=VALUE,...]"
+TIME = Notation("TIME", duration, duration_text)
+SIZE = Notation("SIZE", size)
+BOUNDS = Notation("LOW:HIGH", worker_bounds, lambda bounds: None if bounds is None else ":".join(map(str, bounds)))
+SPEED = Notation("SPEED", speed, lambda gbit_s: f"{gbit_s:g}Gbit/s")
+COUNTS = Notation("N,N,...", lambda text, option: worker_counts(text))
+FACTOR_OR_OFF = Notation("FACTOR|off", lambda text, option: parse_divergence(text), _factor_text)
+CONFIG = Notation("NAME=VALUE", lambda texts, option: settings(texts), many=True)
+MESHES = Notation("AXIS=N,...", lambda texts, option: meshes(texts), many=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.cli import parse
+from elastune.core import notation
 from elastune.core.errors import UserError
 
 
@@ -17,7 +17,7 @@ from elastune.core.errors import UserError
     ("text", "seconds"), [("90s", 90), ("3m", 180), ("1.5h", 5400), ("2d", 172_800), (" 10s ", 10), ("0.5s", 0.5)]
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert parse.duration(text) == seconds
+    assert notation.duration(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -26,23 +26,23 @@ def test_durations(text: str, seconds: float) -> None:
 )
 def test_no_durations(text: str) -> None:
     with pytest.raises(UserError, match="--budget"):
-        parse.duration(text)
+        notation.duration(text)
 
 
 def test_a_duration_names_its_option() -> None:
     with pytest.raises(UserError, match="--trial-timeout must be a duration"):
-        parse.duration("3x", "--trial-timeout")
+        notation.duration("3x", "--trial-timeout")
 
 
 def test_worker_counts_ascend() -> None:
-    assert parse.worker_counts("1,2,4,8") == (1, 2, 4, 8)
-    assert parse.worker_counts(" 8, 1 ") == (1, 8)
+    assert notation.worker_counts("1,2,4,8") == (1, 2, 4, 8)
+    assert notation.worker_counts(" 8, 1 ") == (1, 8)
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,,2", "1,2,", "two", "-1", "1.5", "1,1", "65537", "1" * 5000, "²"])
 def test_no_worker_counts(text: str) -> None:
     with pytest.raises(UserError):
-        parse.worker_counts(text)
+        notation.worker_counts(text)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_no_worker_counts(text: str) -> None:
     ],
 )
 def test_settings(text: str, value: object) -> None:
-    found = parse.settings([f"name={text}"])["name"]
+    found = notation.settings([f"name={text}"])["name"]
     assert found == value
     assert type(found) is type(value)
 
@@ -88,12 +88,14 @@ def test_settings(text: str, value: object) -> None:
 )
 def test_no_settings(pairs: list[str]) -> None:
     with pytest.raises(UserError) as raised:
-        parse.settings(pairs)
+        notation.settings(pairs)
     assert len(str(raised.value)) < 300
 
 
 @given(st.text(max_size=60))
-@pytest.mark.parametrize("function", [parse.duration, parse.worker_counts, lambda text: parse.settings([text])])
+@pytest.mark.parametrize(
+    "function", [notation.duration, notation.worker_counts, lambda text: notation.settings([text])]
+)
 def test_any_text_is_a_value_or_a_user_error(function: Callable[[str], Any], text: str) -> None:
     try:
         value = function(text)
@@ -115,4 +117,4 @@ PLAIN = st.recursive(
 @given(PLAIN)
 def test_what_a_command_prints_is_read_back(value: object) -> None:
     """The reports' commands write settings as JSON: the same value must come back."""
-    assert parse.settings([f"x={json.dumps(value)}"]) == {"x": value}
+    assert notation.settings([f"x={json.dumps(value)}"]) == {"x": value}

@@ -1,0 +1,156 @@
+"""One setting: a dataclass field with its default, its help text, and the text that a command line has for its value.
+
+The field is the only declaration of the setting. The command line, the Python functions, the journal and the reference
+page all read it. ``core/settings.py`` and ``tuning/study/settings.py`` have groups of settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_KEY = "setting"
+_WIDTH = 116  # of a line in a docstring
+
+
+@dataclass(frozen=True)
+class Notation:
+    """How a command line writes values that are not plain numbers, texts or paths.
+
+    Attributes:
+        metavar: The form of the text, such as "TIME".
+        read: The value of a text. Its second argument is the name of the option, for errors.
+        write: The text of a default; None where help shows no default.
+        many: Whether the option may be repeated. ``read`` then gets the list of all texts.
+
+    Example:
+        >>> Notation("TIME", duration).read("1.5m", "--budget")
+        90.0
+    """
+
+    metavar: str
+    read: Callable[[Any, str], Any]
+    write: Callable[[Any], str | None] = lambda value: None
+    many: bool = False
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a field says about itself beside its name, type and default.
+
+    Attributes:
+        help: The help text.
+        option: The option's name; "": that of the field, "--trial-workers" for ``trial_workers``.
+        metavar: The form of a text or a number; "": as usual for the type, or as ``notation`` has it.
+        notation: How the value is written; None: as usual for the type.
+    """
+
+    help: str
+    option: str = ""
+    metavar: str = ""
+    notation: Notation | None = None
+
+    def option_of(self, name: str) -> str:
+        """The option of the field ``name``."""
+        return self.option or f"--{name.strip('_').replace('_', '-')}"
+
+
+def described(help_text: str, option: str = "", notation: Notation | None = None, metavar: str = "") -> dict[str, Any]:
+    """Return the metadata of a field that is a setting, for ``dataclasses.field``."""
+    return {_KEY: Setting(help_text, option, metavar, notation)}
+
+
+def setting(default: T, help_text: str, option: str = "", notation: Notation | None = None, *, metavar: str = "") -> T:
+    """Return a dataclass field that is a setting.
+
+    Args:
+        default: The default; a dict is copied.
+        help_text: The help text, in sentences. Options in it, such as ``--resume``, appear as keywords in Python.
+        option: As in ``Setting``.
+        notation: As in ``Setting``.
+        metavar: As in ``Setting``.
+
+    Example:
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Rest:
+        ...     pause_s: float = setting(60.0, "How long to rest.", "--pause", TIME)
+    """
+    metadata = described(help_text, option, notation, metavar)
+    if isinstance(default, dict):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def settings_of(kind: type) -> dict[str, Setting]:
+    """Return the settings among the fields of ``kind``, by the name of the field."""
+    return {each.name: each.metadata[_KEY] for each in fields(kind) if _KEY in each.metadata}
+
+
+def values_of(kind: type, source: object) -> dict[str, Any]:
+    """Return the values of the fields of ``kind`` that ``source``, an instance of it or of a subclass, has.
+
+    Example:
+        >>> StudyRequest(program, out, **values_of(TrainingSettings, settings))
+    """
+    return {each.name: getattr(source, each.name) for each in fields(kind)}
+
+
+def settle_sequences(settings: object) -> None:
+    """Make each list among the values of ``settings`` a tuple, and a text or path in place of several a tuple of one.
+
+    For ``__post_init__``: what a user writes as a list then compares and hashes like a tuple.
+    """
+    for each in fields(settings):  # type: ignore[arg-type]
+        value = getattr(settings, each.name)
+        if isinstance(value, list):
+            object.__setattr__(settings, each.name, tuple(value))
+        elif isinstance(value, str | Path) and each.default == ():
+            object.__setattr__(settings, each.name, (value,))
+
+
+# --- the same help texts for Python ---
+
+
+def python_help(kind: type, names: dict[str, str] | None = None) -> list[str]:
+    """Return "name: help" of each setting of ``kind``, with keywords in place of options.
+
+    Args:
+        kind: A dataclass of settings.
+        names: The keyword of each option; None: those of ``kind``.
+    """
+    known = settings_of(kind)
+    keywords = {each.option_of(name): name for name, each in known.items()} if names is None else names
+
+    def keyword(match: re.Match[str]) -> str:
+        return keywords.get(match[0], match[0].lstrip("-").replace("-", "_"))
+
+    return [f"{name}: {re.sub(r'--[a-z][a-z-]*', keyword, each.help)}" for name, each in known.items()]
+
+
+def documented(kind: type[T]) -> type[T]:
+    """Return ``kind`` with a list of its settings at the end of its docstring: a class decorator."""
+    kind.__doc__ = with_section(kind.__doc__ or "", "Attributes:", python_help(kind))
+    return kind
+
+
+def with_section(text: str, title: str, entries: list[str]) -> str:
+    """Return the docstring ``text`` with a section of ``entries`` at its end."""
+    if not entries:
+        return text
+    lines = [line for entry in entries for line in _wrapped(entry)]
+    return "\n".join([text.rstrip(), "", f"    {title}", *lines, "    "])
+
+
+def _wrapped(entry: str) -> list[str]:
+    """The lines of an entry of a docstring, indented."""
+    lines, line = [], " " * 8
+    for word in entry.split():
+        if len(line) + len(word) >= _WIDTH and line.strip():
+            lines.append(line.rstrip())
+            line = " " * 12
+        line += f"{word} "
+    return [*lines, line.rstrip()]

@@ -1,0 +1,31 @@
+"""Which signal asked a command to end: a batch system gives the command again, a person does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from elastune.cli.output import stopped_code
+from elastune.runtime.job.interrupts import Interrupts, terminated
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ([signal.SIGTERM], 75),
+        ([signal.SIGINT], 130),
+        ([signal.SIGTERM, signal.SIGINT], 75),
+        ([signal.SIGINT, signal.SIGTERM], 130),
+        ([signal.SIGUSR1], 130),  # a notice, which has its own end
+        ([], 130),
+    ],
+)
+def test_the_first_signal_decides_the_exit_code(signals: list[signal.Signals], code: int) -> None:
+    with Interrupts() as interrupts:
+        for number in signals:
+            os.kill(os.getpid(), number)
+    assert interrupts.count == sum(number != signal.SIGUSR1 for number in signals)
+    assert terminated() == (code == 75)
+    assert stopped_code() == code
