@@ -397,6 +397,8 @@ class RunSpec:
         source: The program at the start of the run. A worker that has loaded another program is not let in.
         data_seen: The expected training set, as a journal holds it (``DataContext``); None: not known.
         accept_changes: Go on from a checkpoint with another program or other data.
+        proves: Prove in the first step that several slots train as one pass a batch.
+        checked: ``elastune check`` has found nothing in the program.
     """
 
     program: Program
@@ -423,6 +425,8 @@ class RunSpec:
     source: ProgramSource = field(default_factory=dict)
     data_seen: dict[str, Any] | None = None
     accept_changes: bool = False
+    proves: bool = False
+    checked: bool = False
 
     @property
     def most_workers(self) -> int:
