@@ -342,7 +342,9 @@ def check(
         return _check_against(program, against, program_settings, steps=steps, json=json)
     if not 1 <= slots <= MOST_SLOTS:
         raise UserError(f"--slots must be from 1 to {MOST_SLOTS}", slots, "such as --slots 4")
-    checked = check_program(program, program_settings.config, steps=steps or STEPS, seed=program_settings.seed, slots=slots)
+    checked = check_program(
+        program, program_settings.config, steps=steps or STEPS, seed=program_settings.seed, slots=slots
+    )
     try:
         note_check(program, passed=not checked.problems)
     except OSError as error:
