@@ -40,16 +40,16 @@ def keywords_of(kind: Callable[P, S]) -> _Decorator[P, S]:
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        own = list(signature(function).parameters.values())[:-1]
+        parameters = list(signature(function).parameters.values())[:-1]
         added = signature(kind).parameters.values()
-        whole = Signature([*own, *added], return_annotation=signature(function).return_annotation)
+        whole = Signature([*parameters, *added], return_annotation=signature(function).return_annotation)
 
         @wraps(function)
         def call(*values: Any, **keywords: Any) -> Any:
             check_keywords(function.__name__, set(keywords), set(whole.parameters))
-            given = whole.bind(*values, **keywords).arguments
-            positional = [given.pop(parameter.name) for parameter in own]
-            return function(*positional, kind(**given))  # type: ignore[call-arg]
+            arguments = whole.bind(*values, **keywords).arguments
+            positional = [arguments.pop(parameter.name) for parameter in parameters]
+            return function(*positional, kind(**arguments))  # type: ignore[call-arg]
 
         call.__signature__ = whole  # type: ignore[attr-defined]
         call.__doc__ = with_section(function.__doc__ or "", "Keywords:", python_help(kind))  # type: ignore[arg-type]
@@ -58,9 +58,9 @@ def keywords_of(kind: Callable[P, S]) -> _Decorator[P, S]:
     return decorate
 
 
-def check_keywords(function: str, given: set[str], known: set[str]) -> None:
+def check_keywords(function: str, names: set[str], known: set[str]) -> None:
     """Raise ``UserError`` for a keyword that ``function`` does not have."""
-    for name in sorted(given - known):
+    for name in sorted(names - known):
         near = get_close_matches(name, sorted(known), 1)
         fix = f"use {near[0]}" if near else f"help(elastune.{function}) lists the keywords"
         raise UserError(f"elastune.{function} takes the settings that it has, as keywords", name, fix)

@@ -12,6 +12,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import partial
@@ -23,7 +24,7 @@ import torch
 from elastune.adapt.monitors.base import WorkerTimes
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import Diverged, UserError
-from elastune.core.journal.records import Compiled, Record, Regrouped, SyncChanged
+from elastune.core.journal.records import Compiled, Proved, Record, Regrouped, SyncChanged
 from elastune.core.run import ExecutionSettings, Position, RunSpec, derive
 from elastune.elastic.stragglers import lines_by_rank
 from elastune.elastic.worker.group import WorkerGroup
@@ -40,6 +41,7 @@ from elastune.train.data.source import StepPlan, StepSource, plan_rounds, plan_s
 from elastune.train.global_losses import FeatureGradients, Loss, SliceEncoder, gathered, refuse_gathering
 from elastune.train.losses import MEAN, LossKind, as_mean, without_gradient
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, PlannedSteps, Progress, ignore
+from elastune.train.proof.first_step import FirstPasses, FirstStep
 from elastune.train.rng import seed_everything, streams_kept
 from elastune.train.schedules import learning_rates
 from elastune.train.training_state import TrainingState
@@ -139,6 +141,9 @@ class TrainingLoop:
         progress, trained = self._progress, self._state.prepared
         self.join()
         source = open_source(progress.position.epoch)
+        if (recorder := self._state.recorder) is not None:
+            recorder.begins(trained.optimizer, trained.replica.module, self._workers.rank)
+            source = recorder.shortened(source, batch_size)
         self._content, self._reread = None, lambda: list(source.fetch(iter([source.probe()] * MORE_READS)))
         self._adapter.begin_pass(trained, source.length(0, 1), batch_size)
         outcome: Outcome = "again"
@@ -172,7 +177,12 @@ class TrainingLoop:
         parts = (part for plan in ahead for part in plan.own_parts)
         probe = source.probe()
         probes = workers.size > 1 and self._content is None and not self._warming_up and len(probe) > 0
-        data = source.fetch(chain([probe] * READS, parts) if probes else parts)
+        proof = self._state.first_step
+        first, plans = _first_of(plans) if self._proves(sync) else (None, plans)
+        asked = FirstStep.places(first) if proof is not None and first is not None else []
+        data = source.fetch(chain(asked, [probe] * READS, parts) if probes else chain(asked, parts))
+        if proof is not None and first is not None:
+            yield from self._prove(proof, first, asked, data, trained)
         if self._warming_up:
             control = self._empty_control()
             yield from warm_up(next(plans, None), data, self._transaction, trained.sync, control, self._device)
@@ -202,6 +212,41 @@ class TrainingLoop:
             self._log.shorten_epoch(length)
             shorten_epoch(progress.spans, length)
         return "over"
+
+    # -- proof --------------------------------------------------------------------------------------------------------
+
+    def _proves(self, sync: Sync) -> bool:
+        """Whether the next step is the run's first, and its loss is to be proved a mean that slots may share."""
+        if self._state.first_step is None or self._warming_up or self._progress.position.step or self._workers.view > 1:
+            return False
+        whole = sync.replica.has_all and sync.exact and not sync.plan.in_rounds
+        return whole and self._device.type == "cpu" and torch.get_num_threads() == 1
+
+    def _prove(
+        self, proof: FirstStep, plan: StepPlan, places: list[range], data: Iterator[Any], trained: TrainingState
+    ) -> Generator[Any, None, None]:
+        """Take a few passes in a fork of this process: nothing of them shows in the run.
+
+        Raises:
+            UserError: The program makes a mistake for certain.
+        """
+        self._state.first_step = None
+        batches = [to_device(next(data), self._device) for _ in places]
+        if batches and proof.fork():
+            self._state.first_step = proof
+            alone = replace(plan.slices[0], ends_step=False, weight=1.0)
+            self._transaction.begin(replace(plan, slices=[alone]), trained.sync, self._empty_control())
+            for batch, each in zip(batches, places, strict=True):
+                seed_everything(derive(self._spec.seed, "first step"))
+                self._transaction.begin_slice(alone)
+                with proof.passing(batch, each):
+                    yield batch
+            proof.answer()
+        mine = proof.wait() if batches else FirstPasses()
+        seen = self._workers.gather_bytes(mine.encode(), "the proof of the first step")
+        loss = proof.judge([FirstPasses.decode(each) for each in seen])
+        if self._workers.rank == 0:
+            self._send(Proved("first_step", loss, mine.seconds))
 
     def _plans(
         self, source: StepSource, size: int, place: tuple[int, int], everyone: int | None, trained: TrainingState
@@ -312,8 +357,11 @@ class TrainingLoop:
             rates = () if last else learning_rates(trained.optimizer)
             if not transaction.begin_slice(part):
                 return False
+            recorder = self._state.recorder
+            recorded = nullcontext() if recorder is None else recorder.around(plan, part, batch, source)
             try:
-                yield batch
+                with recorded:
+                    yield batch
             except GeneratorExit:
                 self._left_loop()
                 raise
@@ -361,10 +409,16 @@ class TrainingLoop:
         sync.replica.only = only
         if loss.numel() != 1:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
-        loss = as_mean(loss, part, kind, sync)
+        if self._state.first_step is not None and self._state.first_step.in_fork:
+            self._state.first_step.loss(loss, sync.replica.module, known=kind != MEAN or more or only is not None)
+            transaction.defer()
+            return
+        given, loss = loss, as_mean(loss, part, kind, sync)
         speaks = self._checks_loss and sync.replica.speaks(workers.comms.mesh, workers.comms.rank)
         if speaks and not math.isfinite(value := loss.item()):  # a worker that does not speak has a stand-in
             raise Diverged(f"loss is {value} at step {step + 1}")
+        if self._state.recorder is not None:
+            self._state.recorder.loss(given, loss, sync.replica.module, only)
         if more:
             self._adapter.monitoring.refuse_cut_losses("more=True")
             transaction.add(loss)
@@ -385,6 +439,8 @@ class TrainingLoop:
             return
         part, sync = transaction.due(), self._state.prepared.sync
         refuse_gathering(sync)
+        if self._state.first_step is not None and self._state.first_step.in_fork:
+            self._state.first_step.leave()
         encoder = SliceEncoder.of(part, encode, inputs)
         if len(part.samples) == part.batch:
             self.backward(loss(*encoder.features()))
@@ -435,6 +491,9 @@ class TrainingLoop:
         self._stop_votes = sums.stop
         trained.sync.divide_by_counts()
         self._state.reduced(trained.sync)
+        if self._state.recorder is not None:
+            settings = OptimizerSettings.by_name(trained.optimizer)
+            self._state.recorder.reduced(step + 1, self._progress.position.epoch, trained.replica.module, settings)
         self._adapter.step_reduced(sums, sums.sent, transaction.plan, trained.sync.statistics)
         if self._checks_loss:
             self._divergence.loss(trained.sync.statistics.parts["loss"], step + 1, transaction.plan.turn)
@@ -490,6 +549,8 @@ class TrainingLoop:
         """If the user's lines have just applied a step, count it and carry out the decisions agreed on in it."""
         self.meet(repeatable=False)
         if self._transaction.phase is Phase.REDUCED:
+            if self._state.recorder is not None:
+                self._state.recorder.committed(self._state.prepared.replica.module)
             self._transaction.commit()
             self._state.prepared.active_sync.committed()
             self._stop_agreed = self._adapter.after_step(self._state.prepared, self._batch_size)
@@ -574,6 +635,12 @@ class TrainingLoop:
         """The training function has returned. A run that was paused is not at its end: it goes on later."""
         if self._progress.stopped in ("complete", "policy", BY_PROGRAM):
             self._planned.over(self._progress.position.step)
+
+
+def _first_of(plans: Iterator[StepPlan]) -> tuple[StepPlan | None, Iterator[StepPlan]]:
+    """The first of ``plans``, and all of them."""
+    first = next(plans, None)
+    return first, plans if first is None else chain([first], plans)
 
 
 class StepTransaction:

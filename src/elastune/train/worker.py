@@ -33,6 +33,8 @@ from elastune.train.program.errors import ProgramLine, cause_of, text_of, trace_
 from elastune.train.program.load import LoadedProgram, load, merge
 from elastune.train.program.source import check_unedited
 from elastune.train.progress import memory_of_workers, steps_of_workers
+from elastune.train.proof.first_step import FirstStep
+from elastune.train.proof.recorder import recorder_of
 from elastune.train.session import Session
 from elastune.train.step import StopTraining, WarmedUp
 from elastune.train.tracked import untracked_scaler
@@ -214,7 +216,7 @@ class Worker:
                 session.flush()
 
     def _session(self, workers: WorkerGroup, snapshot: Packed | None = None, warm_up: bool = False) -> Session:
-        return Session(
+        session = Session(
             self._spec,
             workers,
             self._device,
@@ -225,6 +227,10 @@ class Worker:
             warm_up=warm_up,
             policies=self._program.policies,
         )
+        path = self._spec.program.path
+        session.state.recorder = recorder_of(os.environ, path)
+        session.state.first_step = FirstStep(path) if self._spec.proves else None
+        return session
 
     def _finish(self, session: Session, workers: WorkerGroup) -> None:
         """Compare the weights of all workers, gather times and memory, and send ``RunFinished``."""

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from elastune.core.run import Program
-from elastune.runtime.job import program_check as checked_programs
-from elastune.runtime.job.program_check import checked_folder, is_checked, note_check
+from elastune.runtime.job import checked_programs
+from elastune.runtime.job.checked_programs import checked_folder, is_checked, note_check
 
 PROGRAM = """
 import torch
@@ -119,5 +119,5 @@ def test_a_check_that_cannot_be_remembered_says_so(
     folder.touch()
     said = command_here("check", program(PROGRAM).path)
     assert said.code == 0
-    assert "the same weights" in said.out
+    assert "cut and resumed" in said.out
     assert said.err.count("cannot be remembered") == 1

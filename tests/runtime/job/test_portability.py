@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.runtime.job.program_check import PAGE, Checked, ShortRun, check_program, judge
+from elastune.runtime.job.program_check import Checked, check_program
 from elastune.train.program.source import of_workers, unseeded
+from elastune.train.proof.findings import PAGE, ShortRun, TrainingProblem, judge
+from elastune.train.proof.records import Leaf, PassRecord, RunRecord, StepRecord
 
 PROGRAM = """
 import numpy as np, torch
@@ -31,7 +35,37 @@ def train(session):
         {after}
         session.report(steps=session.step)
 """
-ONE = ShortRun("a", 2, ({"loss": 1.0},))
+LEAF = Leaf(1.0, (1.0,), "1")
+
+
+def short_run(sha256: str, rank: int = 0, *, loss: float = 1.0, reports: tuple[dict[str, float], ...] = ()) -> ShortRun:
+    """A run of one step, whose only slot worker ``rank`` ran."""
+    one = PassRecord(0, rank, 1.0, (0,), 1, (loss,), {"w": LEAF})
+    record = StepRecord(1, 0, (one,), {}, {"w": LEAF}, {"w": LEAF})
+    return ShortRun(sha256, 1, RunRecord((record,), tuple((1, each) for each in reports)))
+
+
+ONE = short_run("a", reports=({"loss": 1.0},))
+
+
+@dataclass
+class Made:
+    """The short runs of a check, as they came out."""
+
+    slots: ShortRun | str = ONE
+    again: ShortRun | str = ONE
+    workers: ShortRun | str = ONE
+    whole: ShortRun | str = ONE
+    resumed: ShortRun | str = ONE
+    files: dict[str, int] = field(default_factory=dict)
+    num_slots: int = 1
+
+    def quiet(self, *, whole: bool, salt: int = 0) -> ShortRun | str:
+        return self.whole
+
+
+def judged(text: str = "", **runs: Any) -> list[TrainingProblem]:
+    return list(judge(text, Made(**runs)))
 
 
 @pytest.fixture
@@ -75,18 +109,30 @@ def test_a_program_that_does_not_train_is_told_why(here: None, tmp_path: Path) -
 
 def test_what_depends_on_workers_is_told_from_what_is_random() -> None:
     text = "lr = 0.1 * session.size\nx = time.time()"
-    other = ShortRun("b", 2, ({"loss": 1.0},))
-    assert [(each.kind, each.lines) for each in judge(text, ONE, ONE, other, {})] == [("workers", (1,))]
-    assert [(each.kind, each.lines) for each in judge(text, ONE, other, other, {})] == [("random", (2,))]
-    assert list(judge(text, ONE, ONE, ONE, {})) == []
+    other = short_run("b", rank=1, loss=2.0)
+    (found,) = judged(text, workers=other)
+    assert (found.kind, found.lines) == ("workers", (1,))
+    assert "in step 1 the loss of slot 0 on worker 1 is 2 times as large" in found.finding
+    assert [(each.kind, each.lines) for each in judged(text, again=other, workers=other)] == [("random", (2,))]
+    assert judged(text) == []
 
 
 def test_a_metric_of_workers_is_told_once_and_one_that_never_repeats_not() -> None:
-    one, two = (ShortRun("a", 2, ({"loss": value, "seconds_": value},) * 2) for value in (1.0, 2.0))
-    again = ShortRun("a", 2, ({"loss": 1.0, "seconds_": 1.5},) * 2)
-    (found,) = judge("", one, again, two, {})
+    one, two = (short_run("a", reports=({"loss": value, "seconds_": value},) * 2) for value in (1.0, 2.0))
+    again = short_run("a", reports=({"loss": 1.0, "seconds_": 1.5},) * 2)
+    (found,) = judged(slots=one, again=again, workers=two)
     assert found.kind == "metric"
     assert found.finding == "the metric 'loss' is 1 on one worker, 2.0 on two"
+    (padded,) = judged("x = DistributedSampler(test_set)", slots=one, again=again, workers=two)
+    assert (padded.lines, "pads it" in padded.fix) == ((1,), True)
+
+
+def test_runs_that_fail_are_told_with_their_way() -> None:
+    assert [each.kind for each in judged(slots="odd")] == ["fails"]
+    assert [each.kind for each in judged(again="odd")] == ["random"]
+    assert [each.kind for each in judged(workers="odd")] == ["fails on two workers"]
+    assert [each.kind for each in judged(resumed="odd")] == ["fails when resumed"]
+    assert [each.kind for each in judged(whole="odd", num_slots=4)] == ["passes"]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +171,7 @@ def test_the_command_tells_a_line_each(command_here, tmp_path: Path, monkeypatch
         f"session.mean, and report that. See {PAGE}"
     ]
     assert "--steps must be from 1" in command_here("check", path, "--steps", 0).line
+    assert "--slots must be from 1" in command_here("check", path, "--slots", 0).line
     page, _, section = PAGE.partition("#")
     headings = [line for line in Path(page).read_text().splitlines() if line.startswith("## ")]
     assert section in {heading[3:].lower().replace(" ", "-").replace("`", "") for heading in headings}

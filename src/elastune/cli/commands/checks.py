@@ -29,6 +29,7 @@ from elastune.core.settings import ProgramSettings
 from elastune.runtime.settings import ClusterSettings
 
 if TYPE_CHECKING:
+    from elastune.core.run import Program
     from elastune.runtime.agents.host_report import HostReport
 
 
@@ -278,15 +279,24 @@ def _print(findings: list[Finding]) -> None:
 
 # --- elastune check ---
 
-MOST_STEPS = 1000
+MOST_STEPS, MOST_SLOTS = 1000, 64
 
 
 @flatten
 def check(
     file: options.File,
-    own: ProgramSettings,
+    program_settings: ProgramSettings,
     arguments: options.Arguments = None,
-    steps: Annotated[int, typer.Option(help="Number of steps to compare, from 1 to 1000.")] = 2,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PLAIN.py", help="Compare with this plain script instead. It runs unchanged, with the same ARGS."
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Number of steps to compare, from 1 to 1000 [default: 6; 20 with --against].")
+    ] = None,
+    slots: Annotated[int, typer.Option(help="Slots of each batch, as for elastune run.")] = 4,
     time: Annotated[
         int,
         typer.Option(
@@ -296,43 +306,79 @@ def check(
     data: options.Data = None,
     json: options.Json = False,
 ) -> int:
-    """Check whether a program gets the same weights on two workers.
+    """Check whether a program trains as its plain loop does, on any number of workers.
 
-    A few steps run twice on one worker and once on two, in exact mode. Each finding is one line: what keeps FILE from
-    the same weights, and what to change. With one or more findings the exit code is 1.
+    Its first steps are taken in one pass a batch, in --slots passes, on two workers, and cut and resumed in fresh
+    processes, in exact mode; gradients and weights are compared. Each finding is one line: what makes FILE train
+    otherwise, and what to change. With one or more findings the exit code is 1. A note is no finding: BatchNorm
+    normalises each slot by itself, and each slot draws its own dropout. Epochs are cut to a third of --steps.
+
+    With --against FILE is compared with a plain script instead, in one pass a batch. The script runs unchanged, on the
+    CPU, in a process of its own; its DataLoader gets FILE's order of samples and random numbers, and its optimizers
+    FILE's first weights. The line says over how many steps losses and weights are the same, or which step is the first
+    that is not, and why.
 
     With --time, exact mode is also measured beside one pass a batch, as a plain training loop has it: how long a step
     takes, and which metrics differ by more than rounding.
 
-    --json: {kind: "check", steps, sha256, problems: [{kind, lines, finding, fix}]}, with --time also exact: {steps,
-    exact_s, plain_s (seconds a step), apart: {metric: [exact, plain]}}.
+    --json: {kind: "check", steps, sha256, problems: [{kind, lines, finding, fix, note}], notes: [{kind, lines,
+    finding, fix, note}]}, with --time also exact: {steps, exact_s, plain_s (seconds a step), apart: {metric: [exact,
+    plain]}}. With --against: {kind: "against", script, steps, apart, problem ("": the same)}.
 
     A program in which nothing is found is remembered by its digest, in XDG_CACHE_HOME/elastune/checked: elastune run
     then does not advise to check it.
     """
     from elastune.core.run import Program
-    from elastune.runtime.job.program_check import WORKERS, check_program, exact_cost, note_check
+    from elastune.runtime.job.checked_programs import note_check
+    from elastune.runtime.job.program_check import STEPS, WORKERS, check_program, exact_cost
 
-    if not 1 <= steps <= MOST_STEPS:
-        raise UserError(f"--steps must be from 1 to {MOST_STEPS}", steps, "such as --steps 2")
+    if steps is not None and not 1 <= steps <= MOST_STEPS:
+        raise UserError(f"--steps must be from 1 to {MOST_STEPS}", steps, "such as --steps 6")
     if not 0 <= time <= MOST_STEPS:
         raise UserError(f"--time must be from 0 to {MOST_STEPS} steps", time, "such as --time 50")
     use_data(data)
     program = Program(file, arguments=tuple(arguments or ()))
-    checked = check_program(program, own.config, steps=steps, seed=own.seed)
+    if against is not None:
+        return _check_against(program, against, program_settings, steps=steps, json=json)
+    if not 1 <= slots <= MOST_SLOTS:
+        raise UserError(f"--slots must be from 1 to {MOST_SLOTS}", slots, "such as --slots 4")
+    checked = check_program(
+        program, program_settings.config, steps=steps or STEPS, seed=program_settings.seed, slots=slots
+    )
     try:
         note_check(program, passed=not checked.problems)
     except OSError as error:
         print_error(f"this check cannot be remembered: {error}")
-    trains = all(problem.kind != "fails" for problem in checked.problems)
-    cost = exact_cost(program, own.config, steps=time, seed=own.seed) if time and trains else None
+    trains = all(difference.kind != "fails" for difference in checked.problems)
+    cost = (
+        exact_cost(program, program_settings.config, steps=time, seed=program_settings.seed)
+        if time and trains
+        else None
+    )
     if json:
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})
-    for problem in () if json else checked.problems:
+    for problem in () if json else (*checked.problems, *checked.notes):
         print_lines(problem.as_line(file.name))
     if not checked.problems and not json:
-        print_lines(f"{file.name}: {checked.steps} steps, the same weights again and on {WORKERS} workers")
+        cut = "in one pass a batch" if slots == 1 else f"in {slots} slots as in one pass a batch"
+        ways = f"the same {cut}, again, on {WORKERS} workers, and cut and resumed"
+        print_lines(f"{file.name}: {checked.steps} steps, {ways}")
     for line in cost.as_lines() if cost is not None and not json else ():
         print_lines(f"{file.name}: {line}")
     return FAILED if checked.problems else OK
+
+
+def _check_against(program: Program, script: Path, own: ProgramSettings, *, steps: int | None, json: bool) -> int:
+    from elastune.runtime.job.against import STEPS, check_against
+    from elastune.runtime.job.run import JobFailed
+
+    try:
+        compared = check_against(program, script, own.config, steps=steps or STEPS, seed=own.seed)
+    except JobFailed as error:
+        raise UserError("a program must train before it can be compared", error.failure.detail, "mend that") from None
+    if json:
+        print_json({"kind": "against", **asdict(compared)})
+    else:
+        print_lines(compared.as_line(program.path.name))
+    return FAILED if compared.problem else OK

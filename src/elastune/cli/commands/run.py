@@ -132,6 +132,7 @@ def run(
     arguments: options.Arguments = None,
     tensorboard: options.TensorBoard = False,
     dry_run: options.DryRun = False,
+    unchecked: options.Unchecked = False,
 ) -> int:
     """Train a program once, on one or more workers.
 
@@ -140,6 +141,10 @@ def run(
 
     A policy is one of elastune's, one of a plug-in, or a class of FILE that inherits from elastune.Policy. With several
     policies, all are asked.
+
+    With several slots in exact mode on the CPU, the first step begins with a proof: a few passes over up to 32 samples,
+    in at most a second, show whether the loss is a mean and has the same gradient on all workers. A loss that is a sum,
+    and a gradient that depends on the worker, are refused.
 
     Exit code 1: the run failed. Exit code 75: SIGTERM has ended it, or the machine is about to be taken away, as
     SIGUSR1 or another notice said; the run has written a checkpoint, and the same command with --resume goes on.
@@ -185,7 +190,7 @@ def run(
     out = output.choose(settings.out, file, "run", resume=settings.resume)
     execution_on = _execution_settings(settings, execution_options, out)
     program = output.program(file, arguments, out, resume=settings.resume)
-    spec = _spec(settings, execution_options.mesh, place, program, out, execution_on)
+    spec = _proved(_spec(settings, execution_options.mesh, place, program, out, execution_on), unchecked=unchecked)
     spot = _spot(spec) if spec.adapt.policies else None
     if place is not None:
         if spot is not None:
@@ -226,6 +231,15 @@ def _spec(
     if place is not None:
         begin, elastic = place.world, Elastic(collective_timeout_s=elastic.collective_timeout_s)
     return settings.spec(program, out, execution_on(begin), elastic)
+
+
+def _proved(spec: RunSpec, *, unchecked: bool) -> RunSpec:
+    """``spec``, with the proof that its slots train as one pass a batch, where it has several."""
+    from elastune.runtime.job.checked_programs import is_checked
+
+    if spec.execution.mode != "exact" or spec.execution.num_slots == 1 or spec.resume:
+        return spec
+    return replace(spec, proves=not unchecked, checked=is_checked(spec.program))
 
 
 def _checked(spec: RunSpec) -> tuple[bool, RunTracker]:
@@ -271,8 +285,8 @@ def _execution_settings(
         kept = {"num_slots": recorded.num_slots}
         if execution.parts.tensor and recorded.parts.tensor:
             kept["virtual_tensor"] = recorded.virtual_tensor
-        given = execution_options.given
-        return execution.with_values({name: value for name, value in kept.items() if name not in given})
+        values = execution_options.chosen
+        return execution.with_values({name: value for name, value in kept.items() if name not in values})
 
     return execution_on
 
@@ -378,7 +392,7 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
 
 def _advice(spec: RunSpec) -> str:
     """Advice on a program that no one checked on several worker counts; "" if there is none."""
-    from elastune.runtime.job.program_check import is_checked
+    from elastune.runtime.job.checked_programs import is_checked
 
     path = spec.program.path
     if spec.execution.mode != "exact" or spec.most_workers == 1 or is_checked(spec.program):

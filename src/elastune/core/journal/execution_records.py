@@ -168,3 +168,20 @@ class Compiled:
     worker: Count
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     kind: Literal["compiled"] = "compiled"
+
+
+# What is recorded of proofs that a program trains as its plain loop.
+
+
+@dataclass(frozen=True, config=_RULES)
+class Proved:
+    """The ``proof`` that a run has: "checked" by ``elastune check``, or in its "first_step", which took ``seconds``.
+
+    ``loss``: "mean" where it is a mean over samples; "unknown", "unequal mean" or "samples" where the proof could not
+    tell, or where it is no certain mistake; "" for a check.
+    """
+
+    proof: Literal["checked", "first_step"]
+    loss: Literal["", "mean", "unequal mean", "samples", "unknown"] = ""
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    kind: Literal["proved"] = "proved"

@@ -17,6 +17,7 @@ from elastune.core.journal.execution_records import (
     LayersDivided,
     LearnerLeftOut,
     LinkMeasured,
+    Proved,
     RoundsShortened,
     StagesDivided,
     SyncChanged,
@@ -146,6 +147,7 @@ __all__ = [
     "PredictionsAdded",
     "PredictionsKept",
     "ProposalAsked",
+    "Proved",
     "Reason",
     "Record",
     "ReferencePoint",
@@ -206,6 +208,7 @@ Record = Annotated[
     | StagesDivided
     | LayersDivided
     | LinkMeasured
+    | Proved
     | RunFinished
     | RunFailed
     | StepsCompleted

@@ -1,18 +1,16 @@
-"""``elastune check``: whether a program gives the same result on any number of workers, and the cost of ``exact`` mode.
+"""``elastune check``: does a program train as its plain loop, on any number of workers; the cost of ``exact`` mode.
 
-Short runs of the program are compared. The cost is the time of steps in ``exact`` mode beside those of a plain loop
-with one pass for each batch. For each program without problems there is an empty file in
-``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``), named by the digest of the program. Only file
-names are read, so several writers cannot disturb each other. An edited program has another digest.
+Short runs of the program are recorded step by step (``train.proof``) and compared. The cost is the time of steps in
+``exact`` mode beside those of a plain loop with one pass a batch.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastune.core.errors import UserError
@@ -21,67 +19,9 @@ from elastune.core.run import Config, ExecutionSettings, Mode, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.program.load import FOLDER, written_by_several
-from elastune.train.program.source import of_workers, program_digest, unseeded
-
-MOST = 1000
-"""The most programs that are remembered. With one more, the older half is forgotten."""
-
-
-def checked_folder() -> Path:
-    """Return the folder of the files. Raises ``OSError`` if this user has no home."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elastune" / "checked"
-    except RuntimeError as error:
-        raise OSError(f"{error}; set XDG_CACHE_HOME") from None
-
-
-def note_check(program: Program, *, passed: bool) -> None:
-    """Remember the result of a check of ``program``.
-
-    Args:
-        program: The program.
-        passed: Whether the check found no problem; if not, an earlier success is forgotten.
-
-    Raises:
-        OSError: If nothing can be written. The check is valid nevertheless.
-    """
-    folder = checked_folder()
-    mark = folder / program_digest(program)
-    if not passed:
-        mark.unlink(missing_ok=True)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    mark.touch()
-    _forget_oldest(folder)
-
-
-def is_checked(program: Program) -> bool:
-    """Return whether a check of ``program``, as its file is now, found no problem; False if that is unknown.
-
-    Example:
-        >>> is_checked(Program(Path("train.py")))
-        False
-    """
-    try:
-        return (checked_folder() / program_digest(program)).is_file()
-    except (OSError, ValueError, SyntaxError, RecursionError):  # the run of the file will report the error
-        return False
-
-
-def _forget_oldest(folder: Path) -> None:
-    names = os.listdir(folder)
-    if len(names) <= MOST:
-        return
-    aged = []
-    for path in (folder / name for name in names):
-        try:
-            aged.append((path.lstat().st_mtime, path))
-        except FileNotFoundError:  # another check has forgotten it
-            continue
-    for _, path in sorted(aged)[: len(aged) // 2]:
-        if not path.is_dir():
-            path.unlink(missing_ok=True)
-
+from elastune.train.proof.findings import ShortRun, TrainingProblem, judge
+from elastune.train.proof.recorder import VARIABLE, Recording
+from elastune.train.proof.records import read_run
 
 # --- the cost of ``exact`` mode ---
 
@@ -157,144 +97,197 @@ def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -
     return ExactCost(exact.steps, min(times["exact"]), min(times["fast"]), apart)
 
 
-# --- equal results on any number of workers ---
+# --- short runs that must do the same ---
 
 CHECK_SLOTS, WORKERS = 4, 2
-PAGE = "docs/programs.md#what-elastune-check-finds"
-
-
-@dataclass(frozen=True)
-class PortabilityProblem:
-    """A reason why a program does not give the same result on any number of workers.
-
-    Attributes:
-        kind: "fails", "fails on two workers", "random", "workers", "metric" or "files".
-        lines: The lines of the program that cause it, or may cause it.
-        finding: What the check has observed.
-        fix: What to change.
-    """
-
-    kind: str
-    lines: tuple[int, ...]
-    finding: str
-    fix: str
-
-    def as_line(self, name: str) -> str:
-        """The problem in one line. ``name``: the name of the program's file."""
-        at = f"{name}:{','.join(map(str, self.lines))}: " if self.lines else f"{name}: "
-        return f"{at}{self.finding}. {self.fix}. See {PAGE}"
-
-
-@dataclass(frozen=True)
-class ShortRun:
-    """The result of a short run: the hash of its weights, its steps, and its reports in order."""
-
-    sha256: str
-    steps: int = 0
-    reports: tuple[dict[str, float], ...] = ()
+EPOCH_STEPS = 2  # of each epoch in a check, so that ends of epochs are checked too
+STEPS = 6
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of ``check_program``: the number of compared steps, the hash of the weights, and all problems."""
+    """What came of ``check_program``.
+
+    Attributes:
+        steps: The steps that were compared.
+        sha256: The weights' hash after them.
+        problems: What makes the program train otherwise somewhere.
+        notes: Differences that are no mistakes, such as statistics of BatchNorm.
+    """
 
     steps: int
     sha256: str
-    problems: tuple[PortabilityProblem, ...]
+    problems: tuple[TrainingProblem, ...]
+    notes: tuple[TrainingProblem, ...] = field(default=())
 
 
-def check_program(program: Program, config: Config, *, steps: int = 2, seed: int = 0) -> Checked:
-    """Run ``steps`` steps of ``program`` twice on one worker and once on two, in ``exact`` mode, and compare.
+def check_program(
+    program: Program, config: Config, *, steps: int = STEPS, seed: int = 0, slots: int = CHECK_SLOTS
+) -> Checked:
+    """Train the first steps of ``program`` in several ways, in ``exact`` mode, and compare them step by step.
+
+    The ways: one pass a batch; ``slots`` passes, in two processes that have imported the program apart; two workers;
+    cut after the first step and after the first epoch, and resumed in other processes. Epochs have
+    ``EPOCH_STEPS`` steps, or a third of ``steps``.
 
     Args:
         program: The program.
-        config: Settings in place of the program's.
-        steps: The number of steps.
+        config: Settings over the program's own.
+        steps: How many steps are compared at most.
         seed: The seed of the runs.
+        slots: The slots of each batch.
 
     Returns:
-        The result; without problems if the runs are equal.
+        What was found; nothing, where all is alike.
 
     Raises:
-        UserError: For errors that can be seen before a worker starts.
+        UserError: For what can be known before a worker starts.
 
     Example:
-        >>> for problem in check_program(Program(Path("train.py")), {"lr": 0.1}).problems:
-        ...     print(problem.as_line("train.py"))
+        >>> for each in check_program(Program(Path("train.py")), {"lr": 0.1}).problems:
+        ...     print(each.as_line("train.py"))
     """
-    with LocalCluster(capacity=WORKERS) as cluster, tempfile.TemporaryDirectory(prefix="elastune-check-") as place:
-        folder = Path(place)
+    with (
+        LocalCluster(capacity=WORKERS) as cluster,
+        LocalCluster(capacity=1) as fresh,
+        tempfile.TemporaryDirectory(prefix="elastune-check-") as place,
+    ):
+        runs = ShortRunsOfProgram(program, config, Path(place), cluster, fresh, steps, seed, slots)
+        both = list(judge(program.path.read_text(), runs))
+        one = runs.slots
+    problems = tuple(each for each in both if not each.note)
+    notes = tuple(each for each in both if each.note)
+    return Checked(one.steps, one.sha256, problems, notes) if isinstance(one, ShortRun) else Checked(0, "", problems)
 
-        def run(workers: int, name: str) -> ShortRun:
-            execution = ExecutionSettings(workers=workers, num_slots=CHECK_SLOTS)
-            spec = RunSpec(program, folder / name, config, seed=seed, execution=execution, max_steps=steps)
-            records: list[Record] = []
-            done = run_job(spec, cluster=cluster, observe=records.append)
-            reports = tuple(record.metrics for record in records if isinstance(record, Reported))
-            return ShortRun(done.sha256, done.steps, reports)
 
-        try:
-            one, again = run(1, "one"), run(1, "again")
-        except JobFailed as error:
-            fix = "Mend that first: 'elastune run' shows its log"
-            return Checked(0, "", (PortabilityProblem("fails", (), f"it does not train: {error.failure.detail}", fix),))
-        written = folder / "written"
-        written.mkdir()
-        two: ShortRun | str
-        with _written_files_in(written):
+class ShortRunsOfProgram:
+    """The short runs of a check, each made when it is asked for, and once."""
+
+    def __init__(
+        self,
+        program: Program,
+        config: Config,
+        folder: Path,
+        cluster: LocalCluster,
+        fresh: LocalCluster,
+        steps: int,
+        seed: int,
+        num_slots: int,
+    ) -> None:
+        self.num_slots = num_slots
+        self._program = program
+        self._config = config
+        self._folder = folder
+        self._cluster, self._fresh = cluster, fresh
+        self._steps = steps
+        self._epoch_steps = max(EPOCH_STEPS, steps // 3)
+        self._seed = seed
+        self._made: dict[str, ShortRun | str] = {}
+
+    @property
+    def slots(self) -> ShortRun | str:
+        """The run in slots, on one worker; a text: why it failed."""
+        return self._once("slots", lambda: self._run("slots", apart=1))
+
+    @property
+    def whole(self) -> ShortRun | str:
+        """In one pass a batch."""
+        return self._once("whole", lambda: self._run("whole", num_slots=1, apart=1))
+
+    @property
+    def again(self) -> ShortRun | str:
+        """In slots, by a process that has imported the program apart."""
+        return self._once("again", lambda: self._run("again", cluster=self._fresh))
+
+    @property
+    def workers(self) -> ShortRun | str:
+        """On two workers."""
+        return self._once("workers", self._on_two_workers)
+
+    @property
+    def files(self) -> dict[str, int]:
+        """The files that both workers have written, with the program's lines."""
+        written = written_by_several(self._folder / "written")
+        return {path: line for path, line in written.items() if not path.startswith(f"{self._folder}/")}
+
+    @property
+    def resumed(self) -> ShortRun | str:
+        """Cut after the first step and after the first epoch, and resumed in other processes."""
+        return self._once("resumed", self._cut_and_resumed)
+
+    def quiet(self, *, whole: bool, salt: int = 0) -> ShortRun | str:
+        """The first step without dropout, noise and statistics of batches; in one pass where ``whole``."""
+        name, num_slots = f"quiet{whole}{salt}", 1 if whole else self.num_slots
+        make = lambda: self._run(name, num_slots=num_slots, apart=1, quiet=True, salt=salt, steps=1)  # noqa: E731
+        return self._once(name, make)
+
+    def _once(self, name: str, make: Callable[[], ShortRun | str]) -> ShortRun | str:
+        if name not in self._made:
             try:
-                two = run(WORKERS, "two")
+                self._made[name] = make()
             except JobFailed as error:
-                two = error.failure.detail
-        files = {path: line for path, line in written_by_several(written).items() if not path.startswith(f"{folder}/")}
-        return Checked(one.steps, one.sha256, tuple(judge(program.path.read_text(), one, again, two, files)))
+                self._made[name] = error.failure.detail
+        return self._made[name]
 
+    def _on_two_workers(self) -> ShortRun:
+        written = self._folder / "written"
+        written.mkdir()
+        with environment(FOLDER, str(written)):
+            return self._run("workers", workers=WORKERS)
 
-def judge(
-    text: str, one: ShortRun, again: ShortRun, two: ShortRun | str, files: dict[str, int]
-) -> Iterator[PortabilityProblem]:
-    """Yield the problems of a program.
+    def _cut_and_resumed(self) -> ShortRun:
+        whole = self.slots
+        assert isinstance(whole, ShortRun)
+        parts = [self._run("cut", steps=1)]
+        if whole.record.epochs > 1:
+            parts.append(self._run("cut", resume=True, until_epoch=1, cluster=self._fresh))
+        if whole.steps > sum(len(part.record.steps) for part in parts):
+            last = self._cluster if len(parts) > 1 else self._fresh
+            parts.append(self._run("cut", resume=True, cluster=last))
+        record = parts[0].record
+        for part in parts[1:]:
+            record = record.joined(part.record)
+        return ShortRun(parts[-1].sha256, parts[-1].steps, record)
 
-    Args:
-        text: The program.
-        one: Its run on one worker.
-        again: The same run once more.
-        two: Its run on two workers, or why that failed.
-        files: The files that both workers have written, each with the line of the program.
-    """
-    same_bits = one.sha256 == again.sha256
-    if not same_bits:
-        finding = "two equal runs end with different weights: something random has no seed"
-        fix = "Draw from the generators of torch, numpy and Python, which the run seeds, or seed yours by session.seed"
-        yield PortabilityProblem("random", tuple(unseeded(text)), finding, fix)
-    if isinstance(two, str):
-        fix = "Let all workers call the same lines of session; what depends on the rank belongs under session.leader"
-        yield PortabilityProblem("fails on two workers", (), f"it trains on one worker and not on two: {two}", fix)
-        two = one
-    elif same_bits and two.sha256 != one.sha256:
-        finding = (
-            "two workers end with other weights than one: who a worker is, or how many there are, decides something"
+    def _run(
+        self,
+        name: str,
+        *,
+        workers: int = 1,
+        num_slots: int | None = None,
+        steps: int | None = None,
+        cluster: LocalCluster | None = None,
+        apart: int = 0,
+        quiet: bool = False,
+        salt: int = 0,
+        resume: bool = False,
+        until_epoch: int | None = None,
+    ) -> ShortRun:
+        place = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
+        recording = Recording(str(place), self._epoch_steps, apart, quiet, salt)
+        execution = ExecutionSettings(workers=workers, num_slots=num_slots or self.num_slots)
+        spec = RunSpec(
+            self._program,
+            self._folder / name,
+            self._config,
+            seed=self._seed,
+            execution=execution,
+            max_steps=self._steps if steps is None else steps,
+            until_epoch=until_epoch,
+            resume=resume,
         )
-        fix = "Let data, model and rates depend on neither session.rank nor session.size"
-        yield PortabilityProblem("workers", tuple(of_workers(text)), finding, fix)
-    reported: set[str] = set()
-    for first, second, other in zip(one.reports, again.reports, two.reports, strict=False):
-        for name in sorted(first.keys() - reported):
-            if first[name] == second.get(name) and first[name] != other.get(name):
-                reported.add(name)
-                finding = f"the metric {name!r} is {first[name]:g} on one worker, {other.get(name)} on two"
-                fix = "Add it up over workers by session.sum or session.mean, and report that"
-                yield PortabilityProblem("metric", (), finding, fix)
-    for path, line in sorted(files.items()):
-        fix = "Write it under 'if session.leader:', or give each worker a name of its own"
-        yield PortabilityProblem("files", (line,), f"all workers write {path}", fix)
+        records: list[Record] = []
+        with environment(VARIABLE, recording.encode()):
+            done = run_job(spec, cluster=cluster or self._cluster, observe=records.append)
+        reports = [(record.step, record.metrics) for record in records if isinstance(record, Reported)]
+        return ShortRun(done.sha256, done.steps, read_run(place, reports))
 
 
 @contextmanager
-def _written_files_in(folder: Path) -> Iterator[None]:
-    """Let workers that start inside the block note in ``folder`` which files they write."""
-    os.environ[FOLDER] = str(folder)
+def environment(name: str, value: str) -> Iterator[None]:
+    """Workers that start meanwhile have ``value`` in their environment."""
+    os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ[FOLDER]
+        del os.environ[name]

@@ -28,6 +28,7 @@ from elastune.core.journal.files import JournalWriter, check_unwritten, read
 from elastune.core.journal.records import (
     ChangesAccepted,
     HostsHeld,
+    Proved,
     Record,
     RunFailed,
     RunFinished,
@@ -478,7 +479,9 @@ def _opening(
         source=spec.source,
         arguments=list(spec.program.arguments),
     )
-    accepted = [replace(changed, step=saved[-1])] if changed is not None and saved else []
+    accepted: list[Record] = [replace(changed, step=saved[-1])] if changed is not None and saved else []
+    if spec.checked:
+        accepted.append(Proved("checked"))
     # An earlier controller may have been frozen while its workers saved checkpoints: its journal lacks these samples.
     return [started, *accepted, *(records_of(files.spans(spec.out, saved[-1])) if saved else [])]
 

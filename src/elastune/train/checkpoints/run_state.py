@@ -32,6 +32,8 @@ from elastune.train.checkpoints.tree import Part, Tensors, from_trees, load_stat
 from elastune.train.collectives import NamedCollectives
 from elastune.train.data.fingerprint import TrainingDataHistory
 from elastune.train.progress import Progress
+from elastune.train.proof.first_step import FirstStep
+from elastune.train.proof.recorder import Recorder
 from elastune.train.rng import seed_everything
 from elastune.train.training_state import TrainingState, described
 
@@ -74,6 +76,10 @@ class RunState:
         adapter: Monitors and policies.
         send: Takes records for the journal.
         parts: Further parts of the state.
+
+    Attributes:
+        recorder: Records the steps, for a check; None: they are not recorded.
+        first_step: Proves the first step of a run; None: it is not asked for, or done.
     """
 
     def __init__(
@@ -96,6 +102,8 @@ class RunState:
         self._snapshot: Packed | None = None
         self._reported_division: tuple[LayersDivided | StagesDivided, ...] = ()
         self._evaluations = 0  # evaluations that began since the newest step; the program may leave one early
+        self.recorder: Recorder | None = None
+        self.first_step: FirstStep | None = None
         self.trained: TrainingState | None = None
         self.collectives: NamedCollectives | None = None
         self.scale: Callable[[], float] | None = None  # of the program's loss

@@ -202,9 +202,11 @@ class StepSource(Protocol):
 
     Attributes:
         turns: How many steps are taken with each global batch.
+        samples: How many samples the data set has; 0: it is a stream.
     """
 
     turns: int
+    samples: int
 
     def batches(self, offset: int, size: int) -> Iterator[range]:
         """The places of the next global batches of ``size`` samples, from place ``offset`` on."""
@@ -220,6 +222,10 @@ class StepSource(Protocol):
 
     def checksum(self, places: range) -> int:
         """A number below ``PRIME`` that identifies the samples at ``places``; the numbers of parts add up."""
+        ...
+
+    def numbers(self, places: range) -> list[int]:
+        """The numbers of the samples at ``places`` in the data set; of a stream the places themselves."""
         ...
 
     def fetch(self, parts: Iterator[range]) -> Iterator[Any]:
@@ -247,7 +253,7 @@ class MapStyleSource:
         turns: int = 1,
     ) -> None:
         self.turns = turns
-        count = len(dataset)
+        count = self.samples = len(dataset)
         self._drawn = sampler is not None
         if sampler is not None:
             self._order = drawn(sampler, count, seed, epoch)
@@ -278,6 +284,9 @@ class MapStyleSource:
         if self._sums is None:
             self._sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._order.numpy())])
         return int(self._sums[places.stop] - self._sums[places.start]) % PRIME
+
+    def numbers(self, places: range) -> list[int]:
+        return [int(number) for number in self._order[places.start : places.stop]]
 
     def fetch(self, parts: Iterator[range]) -> Iterator[Any]:
         if whole_batches(self._dataset, self._loading):

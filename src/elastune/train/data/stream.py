@@ -33,7 +33,7 @@ class StreamSource:
     def __init__(
         self, dataset: Any, seed: int, epoch: int, *, drop_last: bool, loading: LoaderOptions, turns: int = 1
     ) -> None:
-        self.turns = turns
+        self.turns, self.samples = turns, 0
         self._reader = Reader(dataset, seed, epoch, loading)
         self._least = 1  # items that make one more batch
         self._size = 1
@@ -63,6 +63,9 @@ class StreamSource:
     def checksum(self, places: range) -> int:
         """The checksum of the items themselves, which shows if a stream gives workers different items."""
         return self._reader.checksum(places)
+
+    def numbers(self, places: range) -> list[int]:
+        return list(places)
 
     def fetch(self, parts: Iterator[range]) -> Iterator[Any]:
         for part in parts:

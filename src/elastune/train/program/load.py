@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 ADAPTERS = "elastune.adapters"
 FOLDER = "ELASTUNE_WATCH_WRITES"  # the environment variable for the folder of records of written files
+NO_FILES = ("/proc/", "/sys/", "/dev/")  # each process has its own there, or nothing is kept
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 Surrogate = Callable[[Config, int], Iterable[tuple[float, Mapping[str, float]]]]
@@ -520,7 +521,9 @@ class _Watch:
     def note(self, path: Any) -> None:
         line = self._line()
         if line and isinstance(path, (str, bytes, os.PathLike)):
-            self.lines_by_path.setdefault(os.path.abspath(os.fsdecode(path)), line)
+            name = os.path.abspath(os.fsdecode(path))
+            if not name.startswith(NO_FILES):
+                self.lines_by_path.setdefault(name, line)
 
     def _line(self) -> int:
         frame: Any = sys._getframe(2)
