@@ -128,7 +128,7 @@ class FirstStep:
                 os._exit(1)
 
     def loss(self, value: torch.Tensor, module: nn.Module, *, known: bool) -> None:
-        """Record the loss ``value`` of the program. ``known``: the program has declared that it is no mean over samples."""
+        """Record the program's loss ``value``. ``known``: the program has declared that it is no mean over samples."""
         if known or len(self._passes) == PASSES:
             self.leave()
         gradient, parts = gradient_of(value, module, None), parts_of(value, str(self._program))

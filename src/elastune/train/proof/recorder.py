@@ -125,7 +125,7 @@ class Recorder:
         return self._recorded < self._recording.apart
 
     def loss(self, value: torch.Tensor, loss: torch.Tensor, module: nn.Module, only: list[nn.Parameter] | None) -> None:
-        """The program has ``value`` a loss to ``session.backward``, which goes backward from ``loss``."""
+        """Record the ``value`` that the program gave to ``session.backward``, which goes backward from ``loss``."""
         if not self._passes:
             return
         newest = self._passes[-1]
