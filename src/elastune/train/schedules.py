@@ -127,8 +127,8 @@ def _living(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
     users = gc.get_referrers(*optimizers)
     attributes = [each for each in users if type(each) is dict and id(each.get("optimizer")) in owners]
     users += gc.get_referrers(*attributes) if attributes else []  # Python keeps attributes in the object, or in a dict
-    found = {id(each): each for each in users if _is_scheduler(type(each)) and id(each.optimizer) in owners}
-    return [*found.values()]
+    living = {id(each): each for each in users if _is_scheduler(type(each)) and id(each.optimizer) in owners}
+    return [*living.values()]
 
 
 def _is_scheduled(optimizer: torch.optim.Optimizer) -> bool:

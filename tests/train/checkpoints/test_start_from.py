@@ -173,7 +173,7 @@ def test_who_joins_reads_no_source(cluster: LocalCluster, tmp_path: Path) -> Non
 
 def test_a_note_that_is_damaged_or_missing_tells_nothing(tmp_path: Path) -> None:
     result = StartedFrom("elsewhere", "0" * 64, 2, {"head": "asked for"})
-    note_beginning(OutFolder.found(tmp_path), [result])
+    note_beginning(OutFolder.at(tmp_path), [result])
     assert noted_beginning(tmp_path) == [result]
     for text in ("", "[", "{}", "[1]", '[{"source": 1}]', "[" * 100_000):
         (tmp_path / FILE).write_text(text)

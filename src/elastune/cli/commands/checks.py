@@ -362,19 +362,23 @@ def check(
         print_lines(problem.as_line(file.name))
     if not checked.problems and not json:
         cut = "in one pass a batch" if slots == 1 else f"in {slots} slots as in one pass a batch"
-        ways = f"the same {cut}, again, on {WORKERS} workers, and cut and resumed"
-        print_lines(f"{file.name}: {checked.steps} steps, {ways}")
+        runs_text = f"the same {cut}, again, on {WORKERS} workers, and cut and resumed"
+        print_lines(f"{file.name}: {checked.steps} steps, {runs_text}")
     for line in cost.as_lines() if cost is not None and not json else ():
         print_lines(f"{file.name}: {line}")
     return FAILED if checked.problems else OK
 
 
-def _check_against(program: Program, script: Path, own: ProgramSettings, *, steps: int | None, json: bool) -> int:
+def _check_against(
+    program: Program, script: Path, program_settings: ProgramSettings, *, steps: int | None, json: bool
+) -> int:
     from elastune.runtime.job.against import STEPS, check_against
     from elastune.runtime.job.run import JobFailed
 
     try:
-        compared = check_against(program, script, own.config, steps=steps or STEPS, seed=own.seed)
+        compared = check_against(
+            program, script, program_settings.config, steps=steps or STEPS, seed=program_settings.seed
+        )
     except JobFailed as error:
         raise UserError("a program must train before it can be compared", error.failure.detail, "mend that") from None
     if json:
