@@ -322,7 +322,7 @@ class Returned:
     Attributes:
         member: It holds the run's state.
         ready: It is warm.
-        heard: The newest view that it knows.
+        latest_view: The newest view that it knows.
         version: The view of its newest ``Running``; 0: none.
         step: The step of its newest ``Running``.
         layers: As in ``LayersFound``; 0: not known.

@@ -120,7 +120,7 @@ class FolderProbe:
     Args:
         agents: All agents, by their numbers.
         ask: Sends a message to one of them.
-        say: Called with a line for the user.
+        notify: Called with a line for the user.
     """
 
     def __init__(
