@@ -15,7 +15,7 @@ from elastune.runtime.agents.host_report import (
     remove_stale_markers,
     write_folder_mode,
 )
-from elastune.runtime.agents.hosts import LOOKS, AgentHost, FolderProbe
+from elastune.runtime.agents.hosts import PROBES, AgentHost, FolderProbe
 from elastune.runtime.agents.messages import FolderProbeRequest, FolderProbeResult
 from elastune.runtime.clusters.hosts import HostsKind
 from elastune.runtime.clusters.kind import CapacityRequest, has_own_folders
@@ -49,7 +49,7 @@ def test_a_host_gets_workers_once_it_has_seen_the_folder() -> None:
     watched.lookout.begin("/out/mark", "text")
     assert (watched.free, len(watched.asked)) == ([0, 0], 2)
     watched.answer(0, True)
-    for _ in range(LOOKS):  # a folder of a network may show a new file late
+    for _ in range(PROBES):  # a folder of a network may show a new file late
         assert watched.lookout.hosts_without_folder() == []
         watched.answer(1, False)
         watched.lookout.again()
@@ -58,7 +58,7 @@ def test_a_host_gets_workers_once_it_has_seen_the_folder() -> None:
         ["host1"],
         [],
     )
-    assert [number for number, _ in watched.asked] == [0, 1, *[1] * (LOOKS - 1)]
+    assert [number for number, _ in watched.asked] == [0, 1, *[1] * (PROBES - 1)]
     watched.lookout.begin("", "")  # its files are taken now
     watched.answer(0, None)
     watched.answer(1, None)
