@@ -137,7 +137,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"mesh": Mesh(shard=2, pipeline=2), "mechanism": "pipeline"}, {}, "use --mechanism pipeline\\+zero"),
     ({"mesh": Mesh(shard=2), "mechanism": "horovod"}, {}, "workers along shard need"),
     ({"mesh": Mesh(tensor=3), "virtual_tensor": 2}, {}, "at most as many workers as there are virtual blocks"),
-    ({"virtual_tensor": 0}, {}, "virtual blocks must be"),
+    ({"virtual_tensor": -1}, {}, "virtual blocks must be"),
     ({"virtual_tensor": 2, "mechanism": "zero"}, {}, "use --mechanism tensor"),
     ({"workers": 2, "copies": 2}, {}, "every worker holds all of it"),
     ({"mesh": Mesh(shard=2), "copies": 3}, {}, "fewer --copies"),

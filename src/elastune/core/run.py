@@ -236,7 +236,8 @@ class ExecutionSettings:
         slots = self.num_slots or (
             self.mesh.batch if self.mesh is not None else 1 if name.tensor or name.pipeline else workers
         )
-        compress = None if self.compress is None else str(Compression.parse(self.compress))
+        compression = None if self.compress is None else Compression.parse(self.compress)
+        compress = None if compression is None else str(compression)
         settled: dict[str, Any] = {"mechanism": str(name), "workers": workers, "num_slots": slots}
         settled |= {"virtual_tensor": blocks, "compress": compress}
         if isinstance(topology := vars(self)["topology"], str):
