@@ -35,7 +35,8 @@ def summed(session: Session, model: nn.Module, x: torch.Tensor, y: torch.Tensor)
 
 
 def compared(session: Session, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return (model(x) @ model(x).T).square().mean() * 1e-3
+    similar: torch.Tensor = model(x) @ model(x).T
+    return similar.square().mean() * 1e-3
 
 
 def failing(session: Session, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
