@@ -74,31 +74,31 @@ def adaptive_methods(data: str) -> list[Method]:
 
 def models(model: DataParallelStep) -> dict[str, StepSeconds]:
     """What a step takes, by the machine that is imagined; the first is the one that is declared."""
-    found: dict[str, StepSeconds] = {f"{WORKERS} workers": at_workers(model, WORKERS)}
-    found[f"each step on its best number of workers up to {WORKERS}"] = at_most_workers(model, WORKERS)
-    return {**found, **{f"{workers} workers": at_workers(model, workers) for workers in OTHER_WORKERS}}
+    results: dict[str, StepSeconds] = {f"{WORKERS} workers": at_workers(model, WORKERS)}
+    results[f"each step on its best number of workers up to {WORKERS}"] = at_most_workers(model, WORKERS)
+    return {**results, **{f"{workers} workers": at_workers(model, workers) for workers in OTHER_WORKERS}}
 
 
 def verdicts(chosen: Sequence[Chosen], step_s: StepSeconds) -> list[tuple[str, Verdict]]:
     """Every adaptive method against the fixed ones with a constant rate, and against all: (against what, verdict)."""
     fixed = [c for c in chosen if not c.method.adaptive]
     constant = [c for c in fixed if c.method.decay == "none"]
-    found = []
+    results = []
     for mine in (c for c in chosen if c.method.adaptive):
         for against, group in (("constant rate", constant), ("constant rate or cosine decay", fixed)):
             judged = verdict(mine, group, step_s)
             if judged is not None:
-                found.append((against, judged))
-    return found
+                results.append((against, judged))
+    return results
 
 
 def tell(data: str, chosen: Sequence[Chosen], model: DataParallelStep) -> dict[str, Any]:
     """Print a data set's tables and verdicts; returns them as plain data."""
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, step_s in models(model).items():
-        rows = [found for c in chosen if (found := row(c, step_s)) is not None]
+        rows = [result for c in chosen if (result := row(c, step_s)) is not None]
         judged = verdicts(chosen, step_s)
-        told[name] = {
+        results[name] = {
             "rows": [asdict(r) for r in rows],
             "verdicts": [{"against": against, **v.to_json()} for against, v in judged],
         }
@@ -108,7 +108,7 @@ def tell(data: str, chosen: Sequence[Chosen], model: DataParallelStep) -> dict[s
         else:
             print(f"With {name}: ", end="")
             print("; ".join(f"{v.adaptive} {v.time_ratio:.2f} x {v.best_fixed}" for _, v in judged), "\n")
-    return told
+    return results
 
 
 def course_data(chosen: Chosen) -> dict[str, Any]:
@@ -159,23 +159,25 @@ def main() -> int:
         return 0
     model = read(CALIBRATION)
     size = Size(seeds=options.seeds, batches=tuple(options.batches))
-    found: list[Chosen] = []
-    told: dict[str, Any] = {}
+    results: list[Chosen] = []
+    values: dict[str, Any] = {}
     for data in options.data:
         methods = [*fixed_methods(data, size.batches), *adaptive_methods(data)]
         chosen = search(methods, size, options.cache, options.processes)
         if chosen:
-            told[data] = tell(data, chosen, model)
-        found += chosen
-    if not found:
+            values[data] = tell(data, chosen, model)
+        results += chosen
+    if not results:
         raise UserError("there must be trainings to report on", f"none complete in {options.cache}", "run some first")
-    draw(found, at_workers(model, WORKERS), f"Time is modelled for {WORKERS} workers", options.out.with_suffix(".png"))
+    draw(
+        results, at_workers(model, WORKERS), f"Time is modelled for {WORKERS} workers", options.out.with_suffix(".png")
+    )
     result = {
         "time": "modelled: adaptive_time.py; parts measured: adaptive_calibration.json",
         "model": asdict(model),
         "size": asdict(size),
-        "results": told,
-        "courses": [{"data": c.method.data, **course_data(c)} for c in found],
+        "results": values,
+        "courses": [{"data": c.method.data, **course_data(c)} for c in results],
     }
     write_result(options.out, result, indent=None)
     return 0

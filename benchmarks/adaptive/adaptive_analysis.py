@@ -140,7 +140,7 @@ def to_target(courses: Sequence[Course], target: float, step_s: StepSeconds) -> 
 def verdict(adaptive: Chosen, fixed: Sequence[Chosen], step_s: StepSeconds) -> Verdict | None:
     """``adaptive`` against all of ``fixed``; None where nothing came through on a side."""
     mine = row(adaptive, step_s)
-    rows = [(found, chosen) for chosen in fixed if (found := row(chosen, step_s)) is not None and not found.failed]
+    rows = [(result, chosen) for chosen in fixed if (result := row(chosen, step_s)) is not None and not result.failed]
     if mine is None or not rows:
         return None
     best, courses = max(rows, key=lambda pair: pair[0].validation)
@@ -162,13 +162,13 @@ def batches_over_time(course: Course, step_s: StepSeconds) -> list[tuple[float, 
     """(modelled seconds, global batch from then on), from the start to the end; an epoch's smaller last step is taken
     as a whole one."""
     batch, step, now_s = course.setting.batch, 0, 0.0
-    found = [(0.0, batch)]
+    results = [(0.0, batch)]
     for at, what in course.changes:
         if "batch_size" not in what:
             continue
         now_s, step, batch = now_s + (at - step) * step_s(batch), at, what["batch_size"]
-        found.append((now_s, batch))
-    return [*found, (now_s + (course.looks[-1].count - step) * step_s(batch), batch)]
+        results.append((now_s, batch))
+    return [*results, (now_s + (course.looks[-1].count - step) * step_s(batch), batch)]
 
 
 def table(rows: Sequence[Row], heading: str) -> str:

@@ -79,8 +79,8 @@ def _three(chosen: Sequence[Chosen], step_s: StepSeconds) -> list[tuple[str, str
     large = min(fixed, key=lambda c: abs(c.method.batch - 1024))
 
     def accuracy(c: Chosen) -> float:
-        found = row(c, step_s)
-        return found.validation if found else 0.0
+        result = row(c, step_s)
+        return result.validation if result else 0.0
 
     best = max(adaptive, key=accuracy)
     return [

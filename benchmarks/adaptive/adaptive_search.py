@@ -105,22 +105,22 @@ def search(methods: Sequence[Method], size: Size, cache: Path, processes: int) -
     """Tune and judge all ``methods``. What ``cache`` knows is not run again; 0 processes: nothing is run at all, and
     methods of which it lacks something are left out."""
     trials = run([setting for method in methods for setting in tuning(method, size)], cache, processes)
-    found = [best(trials[s.key] for s in tuning(method, size) if s.key in trials) for method in methods]
-    known = run([s for course in found if course for s in judged(course.setting, size)], cache, processes)
+    results = [best(trials[s.key] for s in tuning(method, size) if s.key in trials) for method in methods]
+    known = run([s for course in results if course for s in judged(course.setting, size)], cache, processes)
     return [chosen for method in methods if (chosen := choose(method, size, known)) is not None]
 
 
 def choose(method: Method, size: Size, known: Mapping[str, Course]) -> Chosen | None:
     """The method as its trials in ``known`` tune it; None where trainings are missing or every trial was lost."""
     trials = [known.get(setting.key) for setting in tuning(method, size)]
-    found = best(trial for trial in trials if trial is not None)
-    if found is None or None in trials:
+    result = best(trial for trial in trials if trial is not None)
+    if result is None or None in trials:
         return None
-    courses = [known.get(setting.key) for setting in judged(found.setting, size)]
+    courses = [known.get(setting.key) for setting in judged(result.setting, size)]
     tried = tuple((t.setting.lr, None if t.lost else t.looks[-1].validation) for t in trials if t is not None)
     if None in courses:
         return None
-    return Chosen(method, found.setting.lr, tried, tuple(course for course in courses if course is not None))
+    return Chosen(method, result.setting.lr, tried, tuple(course for course in courses if course is not None))
 
 
 def run(settings: Sequence[Setting], cache: Path, processes: int) -> dict[str, Course]:

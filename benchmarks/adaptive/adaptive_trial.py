@@ -122,8 +122,8 @@ def cnn() -> nn.Module:
 @functools.cache
 def load(data: str) -> Splits:
     """The data set, standardised; digits are brought to MNIST's size."""
-    found = {"mnist": mnist, "fashion_mnist": fashion_mnist, "digits": digits}[data]()
-    x = found.train.tensors[0]
+    result = {"mnist": mnist, "fashion_mnist": fashion_mnist, "digits": digits}[data]()
+    x = result.train.tensors[0]
     mean, std = x.mean(), x.std()
 
     def ready(part: TensorDataset) -> TensorDataset:
@@ -131,7 +131,7 @@ def load(data: str) -> Splits:
         images = images if images.shape[-1] == 28 else F.interpolate(images, size=28)
         return TensorDataset((images - mean) / std, labels)
 
-    return Splits(*map(ready, (found.train, found.validation, found.test)))
+    return Splits(*map(ready, (result.train, result.validation, result.test)))
 
 
 def train(setting: Setting) -> Course:

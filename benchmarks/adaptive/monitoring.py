@@ -182,12 +182,12 @@ def too_dear(cell: dict[str, Any], *, surely: bool = False) -> str:
 
     ``surely``: only what the whole interval shows, since few rounds on a busy machine scatter about the bound.
     """
-    found, bound = cell["every_10_over_off_cpu"], BOUNDS[cell["monitor"]]
-    low, high = found["median_interval"]
-    if (low if surely else found["median"]) <= bound:
+    result, bound = cell["every_10_over_off_cpu"], BOUNDS[cell["monitor"]]
+    low, high = result["median_interval"]
+    if (low if surely else result["median"]) <= bound:
         return ""
     where = f"{cell['monitor']} ({cell['model']}, {cell['workers']} workers, {cell['mode']}, {cell['rounds']} rounds)"
-    return f"{where} costs {found['median']:.3f} x [{low:.3f}-{high:.3f}]; its bound is {bound:.3g}"
+    return f"{where} costs {result['median']:.3f} x [{low:.3f}-{high:.3f}]; its bound is {bound:.3g}"
 
 
 def main() -> int:
@@ -213,7 +213,7 @@ def main() -> int:
         if args.out:
             result = {"cells": cells}
             write_result(args.out, result)
-    wrong = [found for cell in cells if (found := too_dear(cell, surely=args.smoke))]
+    wrong = [outcome for cell in cells if (outcome := too_dear(cell, surely=args.smoke))]
     print("\n".join(wrong) or f"ok: {len(cells)} cells keep their bounds")
     return 1 if wrong else 0
 

@@ -83,11 +83,11 @@ def calmest(offers: Iterable[Availability]) -> Availability:
 
 def cell(offers: Sequence[Availability], most: int, part: float, own: Overheads) -> dict[str, Any]:
     """All windows with jobs of that part of the most that can be done in them."""
-    found = []
+    results = []
     for offer in offers:
         rules = SpotRules(offer.end_s, most)
-        found.append(forecasts(MarketJob(part * most * offer.end_s), Market(offer, PRICES), rules, own))
-    ways = {each.name: [one for several in found for one in several if one.name == each.name] for each in found[0]}
+        results.append(forecasts(MarketJob(part * most * offer.end_s), Market(offer, PRICES), rules, own))
+    ways = {each.name: [one for several in results for one in several if one.name == each.name] for each in results[0]}
     deadline_s = offers[0].end_s
     return {name: told(several, ways[HINDSIGHT], deadline_s) for name, several in ways.items() if name != HINDSIGHT}
 
@@ -141,13 +141,13 @@ def show(cells: Sequence[dict[str, Any]]) -> None:
 
 def missed(cells: Sequence[dict[str, Any]]) -> list[str]:
     """What the policy falls short of: deadlines, 10 % over the optimum, goodput of 99 %."""
-    found = []
+    results = []
     for one in cells:
         way, where = one["ways"][POLICY], f"{one['trace']}, {one['offers']}, part {one['part']}"
-        found += [f"{where}: {way['of'] - way['in_time']} too late"] * (way["in_time"] < way["of"])
-        found += [f"{where}: {way['over_optimum']} over the optimum"] * (way["over_optimum"]["most"] > 1.1)
-        found += [f"{where}: goodput {way['goodput']}"] * (way["goodput"]["least"] < 0.99)
-    return found
+        results += [f"{where}: {way['of'] - way['in_time']} too late"] * (way["in_time"] < way["of"])
+        results += [f"{where}: {way['over_optimum']} over the optimum"] * (way["over_optimum"]["most"] > 1.1)
+        results += [f"{where}: goodput {way['goodput']}"] * (way["goodput"]["least"] < 0.99)
+    return results
 
 
 def main() -> int:

@@ -90,8 +90,8 @@ class Replayer:
         elif room > self._launcher.offer:
             self._asked = now
         self._launcher.offer = room
-        there = sorted(handle.pids.keys() - self.killed)  # the end of one that was killed is heard later
-        for worker in self._dice.sample(there, max(0, len(there) - room)):
+        ordered = sorted(handle.pids.keys() - self.killed)  # the end of one that was killed is heard later
+        for worker in self._dice.sample(ordered, max(0, len(ordered) - room)):
             handle.kill_worker(worker)
             self.killed.add(worker)
 
@@ -152,5 +152,5 @@ def _spread(values: list[float]) -> dict[str, float | int] | None:
     if not values:
         return None
     low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
-    told = {"median": middle, "lower_quartile": low, "upper_quartile": high, "most": max(values)}
-    return {**{name: round(value, 4) for name, value in told.items()}, "count": len(values)}
+    results = {"median": middle, "lower_quartile": low, "upper_quartile": high, "most": max(values)}
+    return {**{name: round(value, 4) for name, value in results.items()}, "count": len(values)}

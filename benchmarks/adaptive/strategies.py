@@ -117,18 +117,18 @@ def accuracies(trainings: Rows, cells: Cells, kept: Sequence[Row] = ()) -> list[
     baselines = {row["task"]: Baseline.of(row) for row in known}
     for task, learners, strategies in cells:
         for strategy in strategies:
-            found = None
+            result = None
             try:
-                found = tuned(trainings, task, plan_of(strategy, learners, task), SEEDS)
+                result = tuned(trainings, task, plan_of(strategy, learners, task), SEEDS)
             except OutOfTime as cut:
                 print(cut, flush=True)
-            if found is None:
+            if result is None:
                 print(f"{task.name} {strategy} {learners}: not complete", flush=True)
                 continue
-            if strategy == "allreduce" and not found.lost:
-                baselines[task.name] = baseline_of(found)
+            if strategy == "allreduce" and not result.lost:
+                baselines[task.name] = baseline_of(result)
             if task.name in baselines:
-                rows.append(accuracy_row(strategy, found, baselines[task.name]))
+                rows.append(accuracy_row(strategy, result, baselines[task.name]))
                 print(accuracy_line(rows[-1]), flush=True)
     return rows
 
@@ -147,13 +147,13 @@ def baseline_of(found: Tuned) -> Baseline:
     return Baseline((mean, half), tuple(course.test or 0.0 for course in found.courses), score - BELOW)
 
 
-def merged(kept: Sequence[Row], new: Sequence[Row], told: Row) -> list[Row]:
+def merged(kept: Sequence[Row], new: Sequence[Row], result: Row) -> list[Row]:
     """``kept`` rows but those that are ``new``; these say by which command they came (``told``)."""
 
     def key(row: Row) -> tuple[Any, ...]:
         return row["task"], row["strategy"], row["learners"]
 
-    came = {key(row): row | told for row in new}
+    came = {key(row): row | result for row in new}
     return [came.pop(key(row), row) for row in kept] + list(came.values())
 
 
@@ -220,17 +220,17 @@ def links(task: Task, link: str, rounds: int, steps: int, learners: int = 8) -> 
 def until_target(rows: list[Row], strategy: str, task: str, link: str) -> Row:
     """One run of ``strategy`` on four hosts, up to the step where one worker reached the target, of the first seed that
     did there."""
-    found = next(
+    first = next(
         (r for r in rows if (r["task"], r["strategy"]) == (task, strategy) and r["learners"] in (1, 8)),
         {"steps_to_target": [None] * len(SEEDS)},
     )
-    reached = [(seed, step) for seed, step in zip(SEEDS, found["steps_to_target"], strict=True) if step is not None]
+    reached = [(seed, step) for seed, step in zip(SEEDS, first["steps_to_target"], strict=True) if step is not None]
     if not reached:
         raise UserError(
             "a whole run needs a seed that reached the target", f"{strategy} on {task}", "--only accuracy first"
         )
     seed, steps = reached[0]
-    order = {"sync": found["sync"], "lr": found["lr"], "seed": seed, "steps": steps, "looks": True}
+    order = {"sync": first["sync"], "lr": first["lr"], "seed": seed, "steps": steps, "looks": True}
     (done,) = on_hosts(task, link, [order])
     step, seconds, value = done["looks"][-1]
     row = {
@@ -239,18 +239,18 @@ def until_target(rows: list[Row], strategy: str, task: str, link: str) -> Row:
         "link": link,
         "seconds": round(seconds, 1),
         "validation": value,
-        "target": found["target"],
+        "target": first["target"],
     }
     assert step == order["steps"]
-    print(f"{strategy}: {value:.4f} (target {found['target']:.4f}) after {step} steps and {seconds:.1f} s", flush=True)
+    print(f"{strategy}: {value:.4f} (target {first['target']:.4f}) after {step} steps and {seconds:.1f} s", flush=True)
     return row
 
 
-def keep(out: Path, told: Row) -> None:
+def keep(out: Path, result: Row) -> None:
     """What is known, with what follows from all of it."""
-    told["times"] = times_to_target(told)
-    told["goals"] = goals(told, (*SELDOM, *ROUNDED))
-    write_result(out, told)
+    result["times"] = times_to_target(result)
+    result["goals"] = goals(result, (*SELDOM, *ROUNDED))
+    write_result(out, result)
 
 
 def context() -> Row:
@@ -296,9 +296,9 @@ def main() -> int:
     if args.smoke:
         smoke()
         return 0
-    told: Row = json.loads(args.out.read_text()) if args.out.exists() else {}
+    result: Row = json.loads(args.out.read_text()) if args.out.exists() else {}
     if "accuracy" in args.only:
-        load, before = context(), told.get("accuracy", {})
+        load, before = context(), result.get("accuracy", {})
         if before.get("text_sha256", text_sha256()) != text_sha256():
             raise UserError(
                 "rows that are kept are of the same text", "another CPython's", f"another --out than {args.out}"
@@ -308,23 +308,23 @@ def main() -> int:
         rows = merged(kept, accuracies(known_trainings(args.cache, args.minutes), cells, kept), load)
         whence = f"of the commands that rows name, or of the one here; trainings are kept in {args.cache.name}"
         facts = {"trainings": whence, "text_sha256": text_sha256(), "tasks": sizes(), "rows": rows}
-        told["accuracy"] = {**load, **before, **facts}
-        keep(args.out, told)
+        result["accuracy"] = {**load, **before, **facts}
+        keep(args.out, result)
     for name in args.tasks if "links" in args.only else []:
         for link in args.links:
             load = context()
             of = f"{name} {link}" + (f" {args.learners} learners" if args.learners != 8 else "")
-            told.setdefault("links", {})[of] = {**load, "hosts": HOSTS, "emulated": "links shaped (tbf)"}
-            told["links"][of]["rows"] = links(TASKS[name], link, args.rounds, args.steps, args.learners)
-            keep(args.out, told)
+            result.setdefault("links", {})[of] = {**load, "hosts": HOSTS, "emulated": "links shaped (tbf)"}
+            result["links"][of]["rows"] = links(TASKS[name], link, args.rounds, args.steps, args.learners)
+            keep(args.out, result)
     if "whole" in args.only:
-        rows = told.get("accuracy", {}).get("rows", [])
+        rows = result.get("accuracy", {}).get("rows", [])
         for strategy in args.strategies:
             load = context()
             row = until_target(rows, strategy, args.whole, LINKS[0])
-            told.setdefault("whole", {})[f"{args.whole} {strategy}"] = {**load, **row}
-            keep(args.out, told)
-    print("\n".join(told.get("goals", [])))
+            result.setdefault("whole", {})[f"{args.whole} {strategy}"] = {**load, **row}
+            keep(args.out, result)
+    print("\n".join(result.get("goals", [])))
     return 0
 
 

@@ -74,9 +74,9 @@ def worker(rank: int, spaces: list[str], store: tuple[str, int], name: str, orde
     torch.set_num_threads(1)
     enter(spaces[rank])
     factory, there = GlooFactory(INTERFACE, LIMIT_S), TCPStore(*store, is_master=False)
-    found = [trained(factory.form(there, f"{at}", rank, HOSTS), name, order) for at, order in enumerate(orders)]
+    results = [trained(factory.form(there, f"{at}", rank, HOSTS), name, order) for at, order in enumerate(orders)]
     if rank == 0:
-        Path(out).write_text(json.dumps(found))
+        Path(out).write_text(json.dumps(results))
 
 
 def on_hosts(name: str, link: str, orders: Sequence[Row]) -> list[Row]:
@@ -87,8 +87,8 @@ def on_hosts(name: str, link: str, orders: Sequence[Row]) -> list[Row]:
             host.slow(link, BURST)
         spaces, out = [host.space.path for host in network.hosts], Path(folder) / "found.json"
         on_workers(worker, HOSTS, spaces, (network.address, store.port), name, list(orders), str(out))
-        found: list[Row] = json.loads(out.read_text())
-    return found
+        data: list[Row] = json.loads(out.read_text())
+    return data
 
 
 def paces(row: Row) -> Row:

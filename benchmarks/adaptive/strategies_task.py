@@ -137,8 +137,8 @@ def characters() -> Splits:
         parts[{8: "validation", 9: "test"}.get(at % 10, "train")].append(rows)
     # Neighbours of a text are alike: the first samples of each split are to be of all its parts.
     mixed = {
-        name: (rows := torch.cat(found))[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
-        for name, found in parts.items()
+        name: (rows := torch.cat(result))[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+        for name, result in parts.items()
     }
     return Splits(*(TensorDataset(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in mixed.values()))
 

@@ -92,8 +92,8 @@ def run(task: Task, plan: SyncPlan, lr: float, seed: int) -> Course:
             failed = str(error)
     assert failed or found is not None, "the training ended before its last step"
     course = Course(repr(task), str(plan), lr, seed, tuple(looks), found, failed, time.process_time() - began)
-    told = failed or f"validation {100 * course.score:.1f}, test {100 * (found or 0):.2f} %"
-    print(f"  {task.name} {plan} lr={lr} seed={seed}: {told} ({course.cpu_s:.1f} s)", flush=True)
+    result = failed or f"validation {100 * course.score:.1f}, test {100 * (found or 0):.2f} %"
+    print(f"  {task.name} {plan} lr={lr} seed={seed}: {result} ({course.cpu_s:.1f} s)", flush=True)
     return course
 
 

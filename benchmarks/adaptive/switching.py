@@ -158,17 +158,17 @@ def stretch(ticks: Ticks, run: AgentRun, since: float, workers: int | None, step
     Unbroken: a run may grow for a moment as its hosts come. A worker notes the steps of a round of learners when it is
     over, all at once: a stretch begins and ends there.
     """
-    found: list[Tick] = []
+    results: list[Tick] = []
 
     def there() -> bool:
         ticks.refresh()
         line = [tick for tick in ticks.rank_zero() if tick.time_s > since]
         others = [at for at, tick in enumerate(line) if workers not in (None, tick.world)]
-        found[:] = line[others[-1] + 1 if others else 0 :]
-        return bool(found) and found[-1].step >= found[0].step + SETTLING + steps
+        results[:] = line[others[-1] + 1 if others else 0 :]
+        return bool(results) and results[-1].step >= results[0].step + SETTLING + steps
 
     def at(step: int) -> float:
-        return next(tick.time_s for tick in found if tick.step >= found[0].step + step)
+        return next(tick.time_s for tick in results if tick.step >= results[0].step + step)
 
     run.until(there, PHASE_LIMIT_S)
     return at(SETTLING), at(SETTLING + steps)
@@ -188,7 +188,7 @@ def facts(result: Row) -> Row:
 def summary(story: Story, rows: list[Row]) -> Row:
     """What each came to, and the verdict on each policy, as ``switching_verdict`` has them."""
     own = {name: [row for row in rows if row["name"] == name] for name in story.words}
-    cells = {name: cell(found, len(story.phases)) for name, found in own.items()}
+    cells = {name: cell(result, len(story.phases)) for name, result in own.items()}
     fixed = {name: each for name, each in cells.items() if not name.startswith("sync_by")}
     return {name: each if name in fixed else each | judge(each, fixed) for name, each in cells.items()}
 
@@ -201,19 +201,19 @@ def kept(rows: Rows, story: Story, name: str, seed: int, smoke: bool) -> Row:
         load = round(os.getloadavg()[0], 1)
         return {**told(story, name, seed, smoke), "load_average": load}
 
-    found = rows.of(f"{story.name} {name} {seed}", measure)
-    print(f"{story.name} {name:20} seed {seed}: {found}", flush=True)
-    return found
+    result = rows.of(f"{story.name} {name} {seed}", measure)
+    print(f"{story.name} {name:20} seed {seed}: {result}", flush=True)
+    return result
 
 
 def ran(story: Story, rows: Rows, seeds: int, smoke: bool) -> Row:
     """What all runs of ``story`` came to. Raises ``OutOfTime``."""
     asked = itertools.product(range(1, seeds + 1), story.words)
     runs = [kept(rows, story, name, seed, smoke) for seed, name in asked]
-    found = summary(story, runs)
-    judged = {name: each for name, each in found.items() if "met" in each}
+    result = summary(story, runs)
+    judged = {name: each for name, each in result.items() if "met" in each}
     print("\n".join(words(name, each) for name, each in judged.items()), flush=True)
-    return found
+    return result
 
 
 def main() -> int:

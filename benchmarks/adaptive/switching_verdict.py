@@ -23,8 +23,8 @@ def cell(rows: Sequence[Row], phases: int) -> Row:
     accuracy, half = mean_ci([row["accuracy"] for row in rows])
     whole = [row["whole"] for row in rows]
     paces = [round(statistics.median(row["phases"][at] for row in rows)) for at in range(phases)]
-    found = {"phases": paces, "whole": round(statistics.median(whole)), "whole_of_seeds": whole}
-    return found | {"accuracy": accuracy, "accuracy_ci": half, "seeds": len(rows)}
+    results = {"phases": paces, "whole": round(statistics.median(whole)), "whole_of_seeds": whole}
+    return results | {"accuracy": accuracy, "accuracy_ci": half, "seeds": len(rows)}
 
 
 def as_accurate(one: Row, other: Row) -> bool:
@@ -43,14 +43,14 @@ def judge(policy: Row, fixed: Mapping[str, Row]) -> Row:
     left_out = [name for name, each in fixed.items() if known and not as_accurate(each, policy)]
     more = [name for name, each in fixed.items() if known and not as_accurate(policy, each)]
     rivals = [each for name, each in fixed.items() if name not in left_out]
-    found: Row = {"left_out": left_out, "more_accurate": more}
+    results: Row = {"left_out": left_out, "more_accurate": more}
     if not rivals:
-        return found | {"behind_best_fixed": None, "whole_over_best_fixed": None, "met": None}
+        return results | {"behind_best_fixed": None, "whole_over_best_fixed": None, "met": None}
     best = [max(paces) for paces in zip(*(each["phases"] for each in rivals), strict=True)]
     behind = [round(1 - ours / theirs, 3) for ours, theirs in zip(policy["phases"], best, strict=True)]
     ahead = policy["whole"] / max(each["whole"] for each in rivals)
     met = max(behind) <= BEHIND and ahead > 1 and not more if known else None
-    return found | {"behind_best_fixed": behind, "whole_over_best_fixed": round(ahead, 3), "met": met}
+    return results | {"behind_best_fixed": behind, "whole_over_best_fixed": round(ahead, 3), "met": met}
 
 
 def words(name: str, judged: Row) -> str:

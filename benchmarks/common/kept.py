@@ -45,21 +45,21 @@ def begun(out: Path | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     if out is None or not out.exists():
         return {}
     try:
-        told = json.loads(out.read_text())
+        data = json.loads(out.read_text())
     except ValueError:
-        told = None
+        data = None
     script = rf"[/. ]{Path(sys.argv[0]).stem}(\.py)?( |$)"  # older results ran the file, newer ones the module
-    mine = isinstance(told, dict) and re.search(script, told.get("command", "")) is not None
-    if not mine or told.get("settings", {}) != json.loads(json.dumps(settings)):
+    mine = isinstance(data, dict) and re.search(script, data.get("command", "")) is not None
+    if not mine or data.get("settings", {}) != json.loads(json.dumps(settings)):
         raise UserError("a result goes on with its own settings", out, "use another --out, or remove it")
-    return dict(told)
+    return dict(data)
 
 
-def write(out: Path | None, settings: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+def write(out: Path | None, settings: Mapping[str, Any], results: Mapping[str, Any]) -> None:
     """All that is ``told`` by now, under what it was asked and measured with; ``out`` None: nowhere."""
     if out is None:
         return
-    write_result(out, {"settings": settings, **told})
+    write_result(out, {"settings": settings, **results})
 
 
 class Rows:
@@ -104,13 +104,13 @@ class Rows:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves the pool, which ends its processes
         ignored = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: this process alone says what becomes of them
         with multiprocessing.get_context("spawn").Pool(processes, signal.signal, ignored) as pool:
-            found = pool.imap_unordered(of, missing)
+            result = pool.imap_unordered(of, missing)
             try:
-                self._keep_all(found)
+                self._keep_all(result)
             finally:  # cut while a row was written: others may have ended since
                 with suppress(StopIteration, multiprocessing.TimeoutError):
                     while True:
-                        self._keep(*found.next(0))
+                        self._keep(*result.next(0))
 
     def _keep_all(self, found: Iterable[tuple[str, Row]]) -> None:
         for key, row in found:

@@ -35,16 +35,16 @@ def timed(run: Callable[[int], None]) -> Timed:
 
 def paired(variants: Mapping[str, Timed], rounds: int, steps: int) -> dict[str, Any]:
     """Medians and quartiles over rounds of "fast" over "plain", by the clock and of CPU time."""
-    found: dict[str, list[Seconds]] = {variant: [] for variant in variants}
+    results: dict[str, list[Seconds]] = {variant: [] for variant in variants}
     for round_ in range(rounds):
         for variant in list(variants)[:: 1 - 2 * (round_ % 2)]:
-            found[variant].append(variants[variant](steps))
-    told: dict[str, Any] = {"rounds": rounds, "steps": steps}
+            results[variant].append(variants[variant](steps))
+    lines: dict[str, Any] = {"rounds": rounds, "steps": steps}
     for place, of in enumerate(("", "cpu_")):
-        ratios = sorted(a[place] / b[place] for a, b in zip(found["fast"], found["plain"], strict=True))
+        ratios = sorted(a[place] / b[place] for a, b in zip(results["fast"], results["plain"], strict=True))
         low, middle, high = (ratios[int(q * (len(ratios) - 1))] for q in (0.25, 0.5, 0.75))
-        told[f"{of}fast_over_plain"] = {"median": middle, "quartiles": [low, high]}
-        told[f"{of}ms"] = {
-            variant: statistics.median(each[place] for each in values) * 1e3 for variant, values in found.items()
+        lines[f"{of}fast_over_plain"] = {"median": middle, "quartiles": [low, high]}
+        lines[f"{of}ms"] = {
+            variant: statistics.median(each[place] for each in values) * 1e3 for variant, values in results.items()
         }
-    return told
+    return lines

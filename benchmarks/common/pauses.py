@@ -96,13 +96,13 @@ def survivors_pause_s(ticks: Ticks, since: float, until: float) -> float | None:
 
 def reached(ticks: Ticks, since: float, condition: Callable[[Tick], bool], then_steps: int = 0) -> float | None:
     """When a worker was ``then_steps`` steps beyond its first tick after ``since`` that met ``condition``."""
-    found = []
+    results = []
     for line in ticks.of.values():
         after = [tick for tick in line if tick.time_s > since]
         first = next((i for i, tick in enumerate(after) if condition(tick)), None)
         if first is not None and first + then_steps < len(after) and condition(after[first + then_steps]):
-            found.append(after[first + then_steps].time_s)
-    return min(found, default=None)
+            results.append(after[first + then_steps].time_s)
+    return min(results, default=None)
 
 
 def step_end(ticks: Ticks, time_s: float) -> float:

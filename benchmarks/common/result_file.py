@@ -68,11 +68,11 @@ def commit() -> str:
     try:
         head = subprocess.run([*here, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         status = [*here, "status", "--porcelain", "-uno"]
-        told = subprocess.run(status, capture_output=True, text=True, check=True).stdout
+        result = subprocess.run(status, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     results = "benchmarks/results/"  # what a script has written before is no change of what it measures
-    changed = [line for line in told.splitlines() if results not in line]
+    changed = [line for line in result.splitlines() if results not in line]
     return f"{head}-changed" if changed else head
 
 

@@ -15,13 +15,13 @@ AHEAD = 0.03  # the goal for the mean over instances
 
 def reached_at(cells: Mapping[str, Mapping[str, Any]], budget: int) -> Reached:
     """What was reached by the rows that go so far; their keys are "instance sampler ... seed"."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
+    results: dict[str, dict[str, dict[int, float]]] = {}
     for key, row in cells.items():
         instance, *by, seed = key.split()
         if goes_to(budget, row):
-            at = found.setdefault(instance, {}).setdefault(" ".join(by), {})
+            at = results.setdefault(instance, {}).setdefault(" ".join(by), {})
             at[int(seed)] = row["hypervolume_at"][str(budget)]
-    return found
+    return results
 
 
 def goes_to(budget: int, row: Mapping[str, Any]) -> bool:
@@ -36,15 +36,15 @@ def judged(reached: Reached, ours: str) -> dict[str, Any]:
     lost), and the gains of pairs of equal seed: least, median, most. ``pairs``: the same of all pairs at once.
     """
     others = sorted({name for row in reached.values() for name in row} - {ours})
-    found = {other: _against(reached, ours, other) for other in others}
-    found = {other: told for other, told in found.items() if told["by_instance"]}
-    never = all(one["gain"] >= -TIE for told in found.values() for one in told["by_instance"].values())
-    ahead = min((told["mean_gain"] for told in found.values()), default=0.0)
+    results = {other: _against(reached, ours, other) for other in others}
+    results = {other: result for other, result in results.items() if result["by_instance"]}
+    never = all(one["gain"] >= -TIE for result in results.values() for one in result["by_instance"].values())
+    ahead = min((result["mean_gain"] for result in results.values()), default=0.0)
     return {
         "of": ours,
         "a_tie_is_within": TIE,
         "medians": {instance: _median(row[ours].values()) for instance, row in reached.items() if ours in row},
-        "against": found,
+        "against": results,
         "goals": {
             f"never behind by more than {TIE} in the median of an instance": "met" if never else "MISSED",
             f"ahead of the best other by {AHEAD} in the mean over instances": "met" if ahead >= AHEAD else "MISSED",
@@ -94,16 +94,18 @@ def _lines(verdict: Mapping[str, Any]) -> Iterator[str]:
     yield _line("instance", verdict["of"], *(cell for other in against for cell in (other, "gain of pairs")))
     yield "|---" * (2 + 2 * len(against)) + "|"
     for instance, ours in verdict["medians"].items():
-        rows = [told["by_instance"].get(instance) for told in against.values()]
+        rows = [outcome["by_instance"].get(instance) for outcome in against.values()]
         cells = (cell for row in rows for cell in ((f"{row['other']:.3f}", _gain(row["paired"])) if row else ("", "")))
         yield _line(instance, f"{ours:.3f}", *cells)
     every = against.values()
-    yield _line("seeds", "", *(cell for told in every for cell in (_seeds(told), "")))
-    yield _line("mean gain of medians", "", *(cell for told in every for cell in (f"{told['mean_gain']:+.3f}", "")))
-    counts = (_won(part) for told in every for part in (told, told["pairs"]))
+    yield _line("seeds", "", *(cell for outcome in every for cell in (_seeds(outcome), "")))
+    yield _line(
+        "mean gain of medians", "", *(cell for outcome in every for cell in (f"{outcome['mean_gain']:+.3f}", ""))
+    )
+    counts = (_won(part) for outcome in every for part in (outcome, outcome["pairs"]))
     yield _line("won / tied / lost: medians, pairs", "", *counts)
     yield ""
-    yield from (f"- {goal}: {found}" for goal, found in verdict["goals"].items())
+    yield from (f"- {goal}: {result}" for goal, result in verdict["goals"].items())
 
 
 def _line(*cells: str) -> str:
@@ -119,6 +121,6 @@ def _won(part: Mapping[str, Any]) -> str:
     return f"{part['wins']} / {part['ties']} / {part['losses']}"
 
 
-def _seeds(told: Mapping[str, Any]) -> str:
-    counts = {row["seeds"] for row in told["by_instance"].values()}
+def _seeds(results: Mapping[str, Any]) -> str:
+    counts = {row["seeds"] for row in results["by_instance"].values()}
     return str(max(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"

@@ -152,9 +152,9 @@ class Controller:
     def _since(self, begun: float, running: float, before: int) -> Change:
         newest = max(self.views)
         self.until(lambda: "last" in self.views[newest])
-        told = self.views[newest]["last"]
+        result = self.views[newest]["last"]
         sent = sum(number > before for number in self.views)
-        return Change(told - begun, running - begun, sent, self.views[newest]["bytes"])
+        return Change(result - begun, running - begun, sent, self.views[newest]["bytes"])
 
     def changed(self, members: int, since: int) -> float:
         """When ``members`` run a view after ``since``."""
@@ -246,18 +246,20 @@ def main() -> int:
     options = parser.parse_args()
     if options.smoke:
         options.agents, options.changes, options.heartbeats, options.out = 64, 2, 3.0, None
-    found = measure(options.agents, options.room, options.changes, options.heartbeats)
-    for name, changes in (("an agent dies", found.death), ("an agent joins", found.growth)):
+    result = measure(options.agents, options.room, options.changes, options.heartbeats)
+    for name, changes in (("an agent dies", result.death), ("an agent joins", result.growth)):
         told_s, running_s, views = (median(changes, field) for field in ("told_s", "running_s", "views"))
         print(
             f"{name}: told {told_s:.2f} s, running {running_s:.2f} s, {views:g} views of {changes[0].view_bytes} bytes"
         )
-    print(f"memory: {found.before_mb:.0f} MB before, {found.resident_mb:.0f} at the end, {found.peak_mb:.0f} at most")
+    print(
+        f"memory: {result.before_mb:.0f} MB before, {result.resident_mb:.0f} at the end, {result.peak_mb:.0f} at most"
+    )
     if options.out is not None:
         whole = {
             "fakes": "agents and workers speak the protocol and do not train; they share this machine's cores",
-            "goals": against_goals(found),
-            "measured": asdict(found),
+            "goals": against_goals(result),
+            "measured": asdict(result),
         }
         write_result(options.out, whole)
     return 0

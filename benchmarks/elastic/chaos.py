@@ -154,8 +154,8 @@ def run_of(folder: Path, name: str, data_set: str, workers: int, max_steps: int 
 
 def reports(run: Run, before_step: int) -> list[tuple[int, int, dict[str, float]]]:
     """Of whole epochs: what ends a run by its number of steps evaluates once more, what is asked to stop does not."""
-    found = [r for r in run.records if isinstance(r, Reported) and r.step < before_step]
-    return [(r.epoch, r.step, r.metrics) for r in found]
+    results = [r for r in run.records if isinstance(r, Reported) and r.step < before_step]
+    return [(r.epoch, r.step, r.metrics) for r in results]
 
 
 def longest_gap_s(run: Run) -> float:
@@ -199,36 +199,36 @@ def undisturbed(folder: Path, steps: int, data_set: str) -> tuple[RunFinished, R
     return finished, run
 
 
-def verdict(told: dict[str, Any], faults: int) -> list[str]:
+def verdict(data: dict[str, Any], faults: int) -> list[str]:
     """What is wrong, in words."""
     wrong = []
-    if told["sha256"]["disturbed"] != told["sha256"]["undisturbed"]:
+    if data["sha256"]["disturbed"] != data["sha256"]["undisturbed"]:
         wrong.append("the weights are not those of the undisturbed run")
-    if not told["reports_equal"]:
+    if not data["reports_equal"]:
         wrong.append("the reports are not those of the undisturbed run")
-    if not told["ledger"]["exact"]:
-        wrong.append(f"the ledger: {told['ledger']['text']}")
-    if sum(told["faults"].values()) != faults:
+    if not data["ledger"]["exact"]:
+        wrong.append(f"the ledger: {data['ledger']['text']}")
+    if sum(data["faults"].values()) != faults:
         wrong.append("not all faults were injected")
-    if told["longest_gap_s"] > LONGEST_HANG_S:
-        wrong.append(f"no step for {told['longest_gap_s']} s")
+    if data["longest_gap_s"] > LONGEST_HANG_S:
+        wrong.append(f"no step for {data['longest_gap_s']} s")
     # Lines after a pass's last step may run twice: a worker lost with its part of an evaluation sends all back.
-    losses = told["faults"].get("kill", 0) + told["faults"].get("stop", 0)
-    repeated = told["steps_in_survivors"]["repeated"] > HIGH * losses
-    if told["steps_in_survivors"]["skipped"] or repeated:
-        wrong.append(f"steps skipped or repeated: {told['steps_in_survivors']}")
-    for who, gained in told["growth"].items():
+    losses = data["faults"].get("kill", 0) + data["faults"].get("stop", 0)
+    repeated = data["steps_in_survivors"]["repeated"] > HIGH * losses
+    if data["steps_in_survivors"]["skipped"] or repeated:
+        wrong.append(f"steps skipped or repeated: {data['steps_in_survivors']}")
+    for who, gained in data["growth"].items():
         wrong += [
             f"{who} gained {gained[name]} {name}" for name in ("files", "sockets", "threads") if gained[name] > ONE_MORE
         ]
-    before, after = told["controller"]["before"], told["controller"]["after"]
+    before, after = data["controller"]["before"], data["controller"]["after"]
     wrong += [
         f"the controller kept {n}: {after[n] - before[n]}"
         for n in ("files", "sockets")
         if after[n] > before[n] + ONE_MORE
     ]
-    if told["processes_left"]:
-        wrong.append(f"{told['processes_left']} processes are left")
+    if data["processes_left"]:
+        wrong.append(f"{data['processes_left']} processes are left")
     return wrong
 
 
@@ -238,19 +238,19 @@ def chaos(faults: int, seed: int, data_set: str, keep: Path | None) -> dict[str,
         folder = keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
-        finished, run, told = disturbed(folder, faults, seed, data_set)
-        told["minutes"] = round((time.monotonic() - started) / 60, 1)
-        told["steps"], told["metrics"] = finished.steps, finished.metrics
-        print(f"{faults} faults in {told['minutes']} minutes, {finished.steps} steps; now undisturbed", flush=True)
-        found = ledger(read(folder / "disturbed" / JOURNAL))
+        finished, run, outcome = disturbed(folder, faults, seed, data_set)
+        outcome["minutes"] = round((time.monotonic() - started) / 60, 1)
+        outcome["steps"], outcome["metrics"] = finished.steps, finished.metrics
+        print(f"{faults} faults in {outcome['minutes']} minutes, {finished.steps} steps; now undisturbed", flush=True)
+        result = ledger(read(folder / "disturbed" / JOURNAL))
         calm, calm_run = undisturbed(folder, finished.steps, data_set)
-        told |= {
-            "ledger": {"exact": found.exact, "text": lines(found)[-1]},
+        outcome |= {
+            "ledger": {"exact": result.exact, "text": lines(result)[-1]},
             "sha256": {"disturbed": finished.sha256, "undisturbed": calm.sha256},
             "reports_equal": reports(run, finished.steps) == reports(calm_run, finished.steps),
         }
-    told["wrong"] = verdict(told, faults)
-    return told
+    outcome["wrong"] = verdict(outcome, faults)
+    return outcome
 
 
 def main() -> None:
@@ -267,15 +267,15 @@ def main() -> None:
         raise SystemExit("MNIST must be on this machine: set ELASTUNE_DATA to the folder that holds it")
     faults = 6 if args.smoke else args.faults
     try:
-        told = chaos(faults, args.seed, args.data_set, args.keep)
+        outcome = chaos(faults, args.seed, args.data_set, args.keep)
     except (Stalled, UserError) as error:
         raise SystemExit(f"FAILED: {error}") from None
-    print(json.dumps(told, indent=1))
+    print(json.dumps(outcome, indent=1))
     if args.out:
-        result = {"chaos": told}
+        result = {"chaos": outcome}
         write_result(args.out, result)
-    if told["wrong"]:
-        raise SystemExit("FAILED: " + "; ".join(told["wrong"]))
+    if outcome["wrong"]:
+        raise SystemExit("FAILED: " + "; ".join(outcome["wrong"]))
     print(f"ok: {faults} faults, and nothing shows")
 
 

@@ -65,8 +65,8 @@ class Run:
             self.look()
             if self.step != step:
                 deadline, step = time.monotonic() + limit_s, self.step
-            if (found := condition()) is not None:
-                return found
+            if (result := condition()) is not None:
+                return result
             if self.outcome is not None:
                 raise Stalled(f"the run ended while waiting for {what}: {self.outcome}")
             if time.monotonic() > deadline:

@@ -97,7 +97,7 @@ def row(run: Run, event: str, since: float, until: float, world: int) -> dict[st
 
 def pauses_cell(workers: int, size: str, mode: str, repeats: int, events: tuple[str, ...]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
-    told: dict[str, Any] = {"who": "elastune", "workers": workers, "size": size, "mode": mode}
+    results: dict[str, Any] = {"who": "elastune", "workers": workers, "size": size, "mode": mode}
     with tempfile.TemporaryDirectory() as folder, LocalCluster(workers + 1) as cluster:
         ticks = Path(folder) / "ticks"
         ticks.mkdir()
@@ -110,21 +110,21 @@ def pauses_cell(workers: int, size: str, mode: str, repeats: int, events: tuple[
                     for event in events:
                         for line in measure(run, event, workers):
                             rows.append(line)
-                            say(told, line)
+                            say(results, line)
                 run.stop()
             except Stalled as stalled:
-                told["failed"] = str(stalled)
+                results["failed"] = str(stalled)
                 print(f"elastune {workers} {size}: {stalled}", flush=True)
                 if logs := os.environ.get("ELASTUNE_BENCHMARK_KEEP"):
                     keep(Path(folder), Path(logs))
-            told |= facts(run, workers)
+            results |= facts(run, workers)
     for name in dict.fromkeys(line["event"] for line in rows):
         own = [line for line in rows if line["event"] == name]
         figures = {figure: summary([line[figure] for line in own]) for figure in own[0] if figure != "event"}
-        told.setdefault("events", {})[name] = figures
+        results.setdefault("events", {})[name] = figures
         if name in GOALS:
             figures["goal_ms"] = GOALS[name][size == "large"]
-    return told
+    return results
 
 
 def facts(run: Run, workers: int) -> dict[str, Any]:

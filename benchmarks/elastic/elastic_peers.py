@@ -227,8 +227,8 @@ def undisturbed(ticks: Ticks, workers: int) -> dict[str, Any]:
 
 
 def say(who: str, workers: int, size: str, row: dict[str, Any]) -> None:
-    told = "  ".join(f"{name} {value:.0f}" for name, value in row.items() if name != "event")
-    print(f"{who:9} {workers} workers  {size:6} {row['event']:12} {told}", flush=True)
+    result = "  ".join(f"{name} {value:.0f}" for name, value in row.items() if name != "event")
+    print(f"{who:9} {workers} workers  {size:6} {row['event']:12} {result}", flush=True)
 
 
 def by_event(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -261,12 +261,12 @@ def peers(
                 jobs.append(("torchft", workers, size, {"timeouts": vars(knobs)}, work))
     cells = []
     for who, workers, size, note, work in jobs:
-        told = {"who": who, "workers": workers, "size": size, **note}
+        results = {"who": who, "workers": workers, "size": size, **note}
         try:
-            cells.append({**told, "events": by_event(work())})
+            cells.append({**results, "events": by_event(work())})
         except (Stalled, subprocess.CalledProcessError) as failure:
             print(f"{who} {workers} {size}: not run: {failure}", flush=True)
-            cells.append({**told, "failed": f"not run: {failure}"})
+            cells.append({**results, "failed": f"not run: {failure}"})
     return cells
 
 

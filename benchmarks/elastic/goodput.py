@@ -111,8 +111,8 @@ def run(out: Path, way: Way, faults: str, seed: int, setup: Setup) -> dict[str, 
     )
     if done.returncode != 0:
         raise RuntimeError(f"{way.sync}, {faults}, seed {seed}: {done.stderr[-2000:]}")
-    found = json.loads(done.stdout)
-    return {name: found[name] for name in KEPT} | {"chaos": found.get("chaos")}
+    data = json.loads(done.stdout)
+    return {name: data[name] for name in KEPT} | {"chaos": data.get("chaos")}
 
 
 def kept_run(rows: Rows, setup: Setup, way: Way, faults: str, seed: int) -> dict[str, Any]:
@@ -127,21 +127,21 @@ def kept_run(rows: Rows, setup: Setup, way: Way, faults: str, seed: int) -> dict
 
 def cell(measured: Measured, way: Way, faults: str, calm: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """The steps of each seed with ``faults``, beside the ``calm`` runs of the same."""
-    goodput, told, sound = [], [], True
+    goodput, result, sound = [], [], True
     for seed, undisturbed in calm.items():
         hit = measured(way, faults, seed)
         used = hit["samples"] / undisturbed["samples"]
         goodput.append(used * undisturbed["seconds"] / hit["seconds"])
         same = way.mode != "exact" or undisturbed["sha256"] == hit["sha256"]
         sound = sound and same and hit["chaos"]["ledger"]["exact"]
-        told.append({**{name: hit[name] for name in TOLD}, "faults": hit["chaos"]["faults"]})
+        result.append({**{name: hit[name] for name in TOLD}, "faults": hit["chaos"]["faults"]})
     return {
         "strategy": way.sync,
         "mode": way.mode,
         "faults": faults,
         "goodput": {"median": statistics.median(goodput), "low": min(goodput), "high": max(goodput)},
         "sound": sound,
-        "runs": told,
+        "runs": result,
     }
 
 
@@ -151,8 +151,8 @@ def line(found: dict[str, Any]) -> str:
     faults = sum(sum(each["faults"].values()) for each in found["runs"])
     lost = sum(each["steps_discarded"] for each in found["runs"])
     left = sum(each["samples_left_out"] for each in found["runs"])
-    told = f"{faults} faults, {lost} steps done again, {left} samples left out"
-    return f"{found['strategy']:50} {found['faults']:12} goodput {words}  ({told})"
+    result = f"{faults} faults, {lost} steps done again, {left} samples left out"
+    return f"{found['strategy']:50} {found['faults']:12} goodput {words}  ({result})"
 
 
 def beside_the_goal(cells: list[dict[str, Any]]) -> str:

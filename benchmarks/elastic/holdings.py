@@ -39,15 +39,15 @@ def holding(pid: int) -> HeldTrials | None:
 
 def marked(variable: str, value: str) -> list[int]:
     """The processes that were started with ``variable=value``, without this one."""
-    wanted, found = f"{variable}={value}".encode(), []
+    wanted, result = f"{variable}={value}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environment = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
         if wanted in environment and int(folder.name) != os.getpid():
-            found.append(int(folder.name))
-    return found
+            result.append(int(folder.name))
+    return result
 
 
 def growth(series: Sequence[Sequence[HeldTrials]]) -> dict[str, float]:

@@ -121,15 +121,15 @@ class Measured:
         return {"event": name, "pause_ms": pause * 1e3, "until_effect_ms": (began - since) * 1e3}
 
     def _reached(self, since: float, world: int, steps: int) -> float:
-        found: list[float] = []
+        results: list[float] = []
 
         def there() -> bool:
             self.ticks.refresh()
-            found[:] = [at for at in [reached(self.ticks, since, lambda tick: tick.world == world, steps)] if at]
-            return bool(found)
+            results[:] = [at for at in [reached(self.ticks, since, lambda tick: tick.world == world, steps)] if at]
+            return bool(results)
 
         self.run.until(there)
-        return found[0]
+        return results[0]
 
     def adoption(self) -> dict[str, Any]:
         """kill -9 of the controller; how long the next one takes to have its workers."""
@@ -173,8 +173,8 @@ def undisturbed(steps: int, slots: int) -> dict[str, Any]:
         words = ["run", str(PROGRAM), *settings(Path(folder)), *size, "--json", "--out", f"{folder}/run"]
         environment = {**os.environ, SAMPLE_S: "0"}
         done = subprocess.run([*ELASTUNE, *words], env=environment, check=True, stdout=subprocess.PIPE)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    data: dict[str, Any] = json.loads(done.stdout)
+    return data
 
 
 def elastune_rows(shape: Shape) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -212,19 +212,19 @@ def elastune_rows(shape: Shape) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def say(who: str, row: dict[str, Any]) -> None:
-    told = "  ".join(f"{name} {value:.0f}" for name, value in row.items() if name != "event")
-    print(f"{who:9} {row['event']:12} {told}", flush=True)
+    result = "  ".join(f"{name} {value:.0f}" for name, value in row.items() if name != "event")
+    print(f"{who:9} {row['event']:12} {result}", flush=True)
 
 
 def verdicts(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The goals beside what was found, and how many times elastune's pause every other one's is."""
     ours = cells.get("elastune", {})
-    found = {
+    results = {
         name: figures["adopted_ms" if name == "adopted_ms" else "pause_ms"]["median"]
         for name in GOALS
         if (figures := ours.get("adopted" if name == "adopted_ms" else name))
     }
-    goals = {name: {"goal_ms": GOALS[name], "median_ms": ms, "met": ms <= GOALS[name]} for name, ms in found.items()}
+    goals = {name: {"goal_ms": GOALS[name], "median_ms": ms, "met": ms <= GOALS[name]} for name, ms in results.items()}
     ratios = {
         who: {
             event: round(theirs[event]["pause_ms"]["median"] / ours[event]["pause_ms"]["median"], 1)
@@ -237,11 +237,11 @@ def verdicts(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"goals": goals, "over_elastune": ratios, "goal_over_elastune": RATIO}
 
 
-def write(out: Path, shape: Shape, told: dict[str, Any]) -> None:
+def write(out: Path, shape: Shape, data: dict[str, Any]) -> None:
     """The result; each cell has the load average of its last 5 minutes."""
     result = {
         "emulated": f"compute, {shape.sample_s:g} s a sample; hosts are namespaces, links shaped to {LINK}",
-        "hosts": HOSTS, "workers_a_host": EACH, "batch": BATCH, "slots": shape.slots, **told,
+        "hosts": HOSTS, "workers_a_host": EACH, "batch": BATCH, "slots": shape.slots, **data,
     }  # fmt: skip
     write_result(out, result)
 
@@ -267,10 +267,10 @@ def main() -> None:
         else:
             rows = peer_rows(who, args.peer_rounds, args.peers_dir, LINK, lambda row, w=who: say(w, row))
         cells[who] = {**by_event(rows), "load_average": round(os.getloadavg()[1], 2)}
-        told = {"cells": cells, "run": ended, **verdicts(cells)}
+        results = {"cells": cells, "run": ended, **verdicts(cells)}
         if args.out:  # after each: the slowest comes last
-            write(args.out, shape, told)
-    print(json.dumps({name: value for name, value in told.items() if name != "cells"}, indent=1))
+            write(args.out, shape, results)
+    print(json.dumps({name: value for name, value in results.items() if name != "cells"}, indent=1))
     if ended and not (ended["equal"] and ended["exact_ledger"] and not ended["skipped"] and not ended["repeated"]):
         sys.exit("a step was lost or done twice, or the weights are not those of an undisturbed run")
 

@@ -66,8 +66,8 @@ class Processes:
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             self.ticks.refresh()
-            if (found := condition()) is not None and found is not False:
-                return found
+            if (result := condition()) is not None and result is not False:
+                return result
             time.sleep(0.01)
         tails = [f"{log.name}: {log.read_text()[-300:]}" for log in self.folder.glob("*.log")]
         raise Stalled(f"{what} did not come within {LIMIT_S:g} s; {' | '.join(tails)}")

@@ -47,12 +47,12 @@ NAMES = (VALUES, "exp_avg", "exp_avg_sq")
 
 def gpt(width: int, layers: int) -> Split:
     """Leaves of a GPT: of each layer qkv, projection, up, down (in blocks), and what is whole."""
-    found: list[ParamBlock] = []
+    results: list[ParamBlock] = []
 
     def add(name: str, size: int, layer: int, *, divided: bool) -> None:
         for block in range(BLOCKS) if divided else [None]:
             part = size // BLOCKS if divided else size
-            found.append(ParamBlock(f"{name}#{block}", name, ((0, part),), layer=layer, block=block))
+            results.append(ParamBlock(f"{name}#{block}", name, ((0, part),), layer=layer, block=block))
 
     add("embedding", 512 * width, 0, divided=True)
     for layer in range(layers):
@@ -60,7 +60,7 @@ def gpt(width: int, layers: int) -> Split:
             add(f"{layer}.{name}", size * width * width, layer, divided=True)
         add(f"{layer}.rest", 9 * width, layer, divided=False)
     add("head", 512 * width, layers - 1, divided=True)
-    return Split(tuple(found), BLOCKS, (1.0,) * layers)
+    return Split(tuple(results), BLOCKS, (1.0,) * layers)
 
 
 def truth(segment: Segment, name: str) -> torch.Tensor:
@@ -136,12 +136,12 @@ def through_meshes(worker: Worker, size: str, chain: list[str], times: int, copi
         for _ in range(times):
             together(group)
             began = time.perf_counter()
-            found = had.brought(group, after, (), torch.device("cpu"))
-            meet(group, split, found, exact=True)
+            result = had.brought(group, after, (), torch.device("cpu"))
+            meet(group, split, result, exact=True)
             seconds.append(time.perf_counter() - began)
         right = all(
             torch.equal(tensor, truth(shard.segment, name))
-            for shard in found.shards
+            for shard in result.shards
             for name, tensor in shard.tensors.items()
         )
         gather_s = 0.0
@@ -151,7 +151,7 @@ def through_meshes(worker: Worker, size: str, chain: list[str], times: int, copi
             full_gather(group, split, had, before, copies)
             together(group)
             gather_s = time.perf_counter() - began
-        worker.send(str(before), str(after), found.bytes, found.most, seconds, gather_s, right)
+        worker.send(str(before), str(after), result.bytes, result.most, seconds, gather_s, right)
         worker.meet(f"{size} {step}")
 
 
@@ -203,9 +203,9 @@ def reshapes(size: str, workers: int, times: int, beside: bool) -> list[dict[str
     rows = []
     with processes(workers, through_meshes, size, chain, times, copies, beside) as them:
         for before, after in pairwise(chain):
-            told = [them.receive(rank) for rank in range(workers)]
-            slowest = [max(of[4][i] for of in told) for i in range(times)]
-            moved, minimum = told[0][2], least(split, Mesh.parse(before), Mesh.parse(after), copies)
+            results = [them.receive(rank) for rank in range(workers)]
+            slowest = [max(of[4][i] for of in results) for i in range(times)]
+            moved, minimum = results[0][2], least(split, Mesh.parse(before), Mesh.parse(after), copies)
             ms = 1e3 * statistics.median(slowest)
             row = {
                 "parameters": size,
@@ -214,13 +214,13 @@ def reshapes(size: str, workers: int, times: int, beside: bool) -> list[dict[str
                 "to": after,
                 "moved_mb": moved / 1e6,
                 "of_minimum": moved / minimum if minimum else float(moved == 0),
-                "most_sent_mb": told[0][3] / 1e6,
+                "most_sent_mb": results[0][3] / 1e6,
                 "ms": ms,
                 "ms_least": 1e3 * min(slowest),
                 "ms_most": 1e3 * max(slowest),
                 "s_per_100_mb": ms / 1e3 / (moved / 1e8) if moved else None,
-                "full_gather_ms": 1e3 * max(of[5] for of in told) or None,
-                "same_bits": all(of[6] for of in told),
+                "full_gather_ms": 1e3 * max(of[5] for of in results) or None,
+                "same_bits": all(of[6] for of in results),
             }
             print(json.dumps(row), flush=True)
             rows.append(row)
@@ -230,9 +230,9 @@ def reshapes(size: str, workers: int, times: int, beside: bool) -> list[dict[str
 def checkpointed(size: str, workers: int) -> dict[str, Any]:
     """DCP's seconds for the same state."""
     with tempfile.TemporaryDirectory() as folder, processes(workers, by_dcp, size, f"{folder}/kept") as them:
-        told = [them.receive(rank) for rank in range(workers)]
+        results = [them.receive(rank) for rank in range(workers)]
         shutil.rmtree(f"{folder}/kept", ignore_errors=True)
-    row = {"parameters": size, "workers": workers, "save_ms": 1e3 * told[0][0], "load_ms": 1e3 * told[0][1]}
+    row = {"parameters": size, "workers": workers, "save_ms": 1e3 * results[0][0], "load_ms": 1e3 * results[0][1]}
     print(json.dumps({"dcp": row}), flush=True)
     return row
 
@@ -246,13 +246,13 @@ def main() -> int:
     sizes = ["1M"] if asked.smoke else ["1M", "10M", *(["100M"] if asked.large else [])]
     times = 1 if asked.smoke else 3
     cells = [(size, workers) for size in sizes for workers in ((4,) if asked.smoke else (4, 8))]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     rows = [row for size, workers in cells for row in reshapes(size, workers, times, not asked.smoke)]
-    found["reshapes"] = rows
-    found["dcp"] = [] if asked.smoke else [checkpointed(size, workers) for size, workers in cells]
-    found["machine"] = machine_context()
+    results["reshapes"] = rows
+    results["dcp"] = [] if asked.smoke else [checkpointed(size, workers) for size, workers in cells]
+    results["machine"] = machine_context()
     if asked.out is not None:
-        write_result(asked.out, found)
+        write_result(asked.out, results)
     good = all(row["same_bits"] and abs(row["of_minimum"] - 1) < 1e-9 for row in rows)
     return 0 if good else 1
 

@@ -78,14 +78,14 @@ def alone_s(group: Group, size: int) -> float:
     each = size // (group.size * (group.size - 1))
     shares = [0 if rank == group.rank else each for rank in range(group.size)]
     data, out = torch.zeros(sum(shares), dtype=torch.uint8), torch.zeros(sum(shares), dtype=torch.uint8)
-    found = []
+    results = []
     for _ in range(WIRE_ROUNDS):
         group.gather_floats([1.0])  # everybody is here
         began = time.perf_counter()
         group.all_to_all(out, data, shares, shares).wait()
         group.gather_floats([1.0])
-        found.append(time.perf_counter() - began)
-    return statistics.median(found)
+        results.append(time.perf_counter() - began)
+    return statistics.median(results)
 
 
 # -- on this machine --------------------------------------------------------------------------------------------------
@@ -96,10 +96,10 @@ def parts_of_pause(log: Path) -> dict[str, float]:
     for the rest of the meeting; then a step among fewer, on memory that is new, beside the step before. And the main
     thread's CPU time of each, which the load of the machine does not show in.
     """
-    told = {path.stem: json.loads(path.read_text()) for path in log.iterdir()}
-    killed_at = next(span["at"] for spans in told.values() for span in spans if span["name"] == "kill")
-    found = []
-    for spans in told.values():
+    values = {path.stem: json.loads(path.read_text()) for path in log.iterdir()}
+    killed_at = next(span["at"] for spans in values.values() for span in spans if span["name"] == "kill")
+    results = []
+    for spans in values.values():
         after = [span for span in spans if span["at"] + span.get("s", 0.0) > killed_at and span["name"] != "kill"]
         steps = [span for span in spans if span["name"] == "step" and span not in after]
         if not steps or not after or spans[-1]["name"] == "kill":
@@ -114,8 +114,8 @@ def parts_of_pause(log: Path) -> dict[str, float]:
             ordinary = statistics.median(span[kind] for span in steps[1:])
             row |= {f"formed_{kind}": formed[kind], f"moved_{kind}": moved[kind], f"met_{kind}": rest}
             row |= {f"next_step_{kind}": next_step[kind], f"ordinary_step_{kind}": ordinary}
-        found.append(row)
-    return max(found, key=lambda row: row["formed_s"] + row["moved_s"] + row["met_s"])
+        results.append(row)
+    return max(results, key=lambda row: row["formed_s"] + row["moved_s"] + row["met_s"])
 
 
 def wire(worker: Worker, size: int) -> None:
@@ -141,8 +141,8 @@ def over_loopback(times: int, width: int) -> dict[str, Any]:
     moved = moved_bytes(width)
     with processes(WORKERS - 1, wire, moved) as them:
         wire_s = max(them.receive(rank)[0] for rank in range(WORKERS - 1))
-    told = {name: statistics.median(of[name] for of in parts) for name in parts[0]}
-    return {**row(pauses, wire_s, moved, width), "parts": told, "sha256": alone, "same_bits": set(hashes) == {alone}}
+    results = {name: statistics.median(of[name] for of in parts) for name in parts[0]}
+    return {**row(pauses, wire_s, moved, width), "parts": results, "sha256": alone, "same_bits": set(hashes) == {alone}}
 
 
 # -- on hosts ---------------------------------------------------------------------------------------------------------
@@ -153,9 +153,9 @@ def wire_on(rank: int, spaces: list[str], store: tuple[str, int], size: int, out
     torch.set_num_threads(1)
     enter(spaces[rank])
     factory = GlooFactory(INTERFACE, LIMIT_S)
-    found = alone_s(factory.form(TCPStore(*store, is_master=False), "wire", rank, len(spaces)), size)
+    result = alone_s(factory.form(TCPStore(*store, is_master=False), "wire", rank, len(spaces)), size)
     if rank == 0:
-        Path(out).write_text(json.dumps(found))
+        Path(out).write_text(json.dumps(result))
 
 
 def over_hosts(times: int, width: int) -> dict[str, Any]:
@@ -175,8 +175,8 @@ def over_hosts(times: int, width: int) -> dict[str, Any]:
         spaces, out = [host.space.path for host in network.hosts[1:]], Path(folder) / "wire.json"
         on_workers(wire_on, WORKERS - 1, spaces, (network.address, store.port), moved, str(out))
         wire_s = json.loads(out.read_text())
-    found = row(pauses, wire_s, moved, width)
-    return {**found, "emulated": f"hosts are namespaces, links shaped to {LINK}", "same_bits": len(set(hashes)) == 1}
+    result = row(pauses, wire_s, moved, width)
+    return {**result, "emulated": f"hosts are namespaces, links shaped to {LINK}", "same_bits": len(set(hashes)) == 1}
 
 
 def on_agents(network: Network, folder: Path, width: int, kill: int) -> tuple[float, str]:
@@ -203,9 +203,9 @@ def on_agents(network: Network, folder: Path, width: int, kill: int) -> tuple[fl
 def row(pauses: list[float], wire_s: float, moved: int, width: int) -> dict[str, Any]:
     """What both tell, in seconds."""
     parameters = sum(a * b + b for a, b in pairwise(sizes(width)))
-    found = {"parameters": parameters, "state_mb": 8e-6 * parameters, "moved_mb": moved / 1e6, "pauses_s": pauses}
+    results = {"parameters": parameters, "state_mb": 8e-6 * parameters, "moved_mb": moved / 1e6, "pauses_s": pauses}
     ratio = statistics.median(pauses) / wire_s
-    return {**found, "wire_s": wire_s, "pause_of_wire": ratio, "goal": GOAL, "met": ratio <= GOAL}
+    return {**results, "wire_s": wire_s, "pause_of_wire": ratio, "goal": GOAL, "met": ratio <= GOAL}
 
 
 def main() -> int:
@@ -217,13 +217,13 @@ def main() -> int:
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     times, width = (1, SMALL) if asked.smoke else (asked.times, WIDTH)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for where in WHERE[:1] if asked.smoke else asked.only.split(","):
-        found[where] = over_loopback(times, width) if where == "loopback" else over_hosts(times, width)
-        print(json.dumps({where: found[where]}), flush=True)
+        results[where] = over_loopback(times, width) if where == "loopback" else over_hosts(times, width)
+        print(json.dumps({where: results[where]}), flush=True)
     if asked.out is not None:
-        write_result(asked.out, found)
-    return 0 if all(found[where]["same_bits"] for where in WHERE if where in found) else 1
+        write_result(asked.out, results)
+    return 0 if all(results[where]["same_bits"] for where in WHERE if where in results) else 1
 
 
 if __name__ == "__main__":

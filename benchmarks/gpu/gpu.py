@@ -58,10 +58,10 @@ class Failed(Exception):
 
 def machine(gpu: bool) -> dict[str, Any]:
     """The GPU is asked in a process of its own: here it must not be initialised."""
-    told: dict[str, Any] = {"gpu": None}
+    results: dict[str, Any] = {"gpu": None}
     if gpu:
-        told = json.loads(subprocess.run([sys.executable, "-c", _DEVICE], capture_output=True, check=True).stdout)
-    return {**machine_context(), **told}
+        results = json.loads(subprocess.run([sys.executable, "-c", _DEVICE], capture_output=True, check=True).stdout)
+    return {**machine_context(), **results}
 
 
 def tests() -> dict[str, Any]:
@@ -75,7 +75,7 @@ def tests() -> dict[str, Any]:
         done = subprocess.run([*command, "--durations=5", *files], cwd=HERE.parent, check=False)
         cases = [*ElementTree.parse(report).iter("testcase")]
     names = {kind: [c.get("name") for c in cases if c.find(kind) is not None] for kind in ("failure", "error")}
-    skipped = {str(c.get("name")): found.get("message") for c in cases if (found := c.find("skipped")) is not None}
+    skipped = {str(c.get("name")): result.get("message") for c in cases if (result := c.find("skipped")) is not None}
     bad = [*names["failure"], *names["error"]]
     passed = len(cases) - len(skipped) - len(bad)
     return {"exit_code": done.returncode, "passed": passed, "failed": bad, "skipped": skipped}
@@ -157,32 +157,32 @@ def monitored(models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def measured(cells: list[dict[str, Any]], device: str, size: str, budget_s: float) -> list[dict[str, Any]]:
-    told = []
+    results = []
     for cell in cells:
-        told.append(measure({"steps": None, "device": device, "size": size, "budget_s": budget_s, **cell}))
-        print(shown(told[-1]), flush=True)
-    return told
+        results.append(measure({"steps": None, "device": device, "size": size, "budget_s": budget_s, **cell}))
+        print(shown(results[-1]), flush=True)
+    return results
 
 
 def bits(with_tests: bool, size: str, steps: int, cases: list[dict[str, Any]], at_once: int) -> dict[str, Any]:
     """What asks for equal bits, not for time, runs side by side."""
     with ThreadPoolExecutor(1) as beside:
         tested = beside.submit(tests) if with_tests else None
-        found: dict[str, Any] = {"exactness": exactness(size, steps, cases, at_once)}
+        results: dict[str, Any] = {"exactness": exactness(size, steps, cases, at_once)}
         if tested is not None:
-            found["tests"] = tested.result()
-    return found
+            results["tests"] = tested.result()
+    return results
 
 
 def wrong(result: dict[str, Any]) -> list[str]:
     """What is not as it must be, in words."""
     rows = result.get("bits", {})
-    told = [
+    results = [
         f"{row['model']} in {row['precision']} shows its workers"
         for row in rows.get("exactness", ())
         if not row["equal"]
     ]
-    return [*told, *(["tests failed"] if rows.get("tests", {}).get("exit_code") else [])]
+    return [*results, *(["tests failed"] if rows.get("tests", {}).get("exit_code") else [])]
 
 
 PARTS = ("bits", "step_time", "monitoring")
@@ -222,8 +222,8 @@ def main() -> int:
     }
     for name in args.parts:
         started = time.monotonic()
-        found = parts[name]()
-        result[name] = {"command": command(), "seconds": round(time.monotonic() - started, 1), **found}
+        outcome = parts[name]()
+        result[name] = {"command": command(), "seconds": round(time.monotonic() - started, 1), **outcome}
         if args.out:
             write_result(
                 args.out, {**{k: v for k, v in result.items() if k not in CONDITIONS}, "machine": machine(gpu)}

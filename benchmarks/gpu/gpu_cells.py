@@ -175,8 +175,8 @@ def worker(rank: int, cell: Cell, rendezvous: str, out: str) -> None:
             contenders[name].run(steps)
         rounds += 1
     if rank == 0:
-        found = {name: {"times": c.times, "peak_mib": c.peak_mib} for name, c in contenders.items()}
-        Path(out).write_text(json.dumps({"steps": steps, "variants": found}))
+        results = {name: {"times": c.times, "peak_mib": c.peak_mib} for name, c in contenders.items()}
+        Path(out).write_text(json.dumps({"steps": steps, "variants": results}))
     os._exit(0)  # as elastune's workers end: see comm.group.join
 
 
@@ -185,34 +185,36 @@ def measure(cell: Cell) -> Cell:
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/times.json"
         mp.spawn(worker, (cell, f"file://{folder}/rendezvous", out), nprocs=cell["workers"])
-        found = json.loads(Path(out).read_text())
-    told = {name: cell[name] for name in ("model", "workers", "precision", "device")}
+        parsed = json.loads(Path(out).read_text())
+    results = {name: cell[name] for name in ("model", "workers", "precision", "device")}
     first, *others = cell["variants"]
-    times = {name: variant["times"] for name, variant in found["variants"].items()}
-    told |= {
+    times = {name: variant["times"] for name, variant in parsed["variants"].items()}
+    results |= {
         "global_batch": BATCH[cell["size"]][cell["model"]],
         "rounds": len(times[first]),
-        "steps_a_block": found["steps"],
+        "steps_a_block": parsed["steps"],
         "ms": {name: statistics.median(values) * 1e3 for name, values in times.items()},
-        "peak_mib": {name: variant["peak_mib"] for name, variant in found["variants"].items()},
+        "peak_mib": {name: variant["peak_mib"] for name, variant in parsed["variants"].items()},
     }
-    told["samples_per_s"] = told["global_batch"] / told["ms"][first] * 1e3
+    results["samples_per_s"] = results["global_batch"] / results["ms"][first] * 1e3
     for name in others:
         ratios = [a / b for a, b in zip(times[name], times[first], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        told[f"{name}_over_{first}"] = {"median": middle, "quartiles": [low, high]}
-    return told
+        results[f"{name}_over_{first}"] = {"median": middle, "quartiles": [low, high]}
+    return results
 
 
-def shown(told: Cell) -> str:
+def shown(result: Cell) -> str:
     """A cell in one line."""
-    first = next(iter(told["ms"]))
-    line = f"{told['model']:6} {told['workers']} workers {told['precision']}  {first} {told['ms'][first]:8.1f} ms"
-    for name in told["ms"]:
+    first = next(iter(result["ms"]))
+    line = (
+        f"{result['model']:6} {result['workers']} workers {result['precision']}  {first} {result['ms'][first]:8.1f} ms"
+    )
+    for name in result["ms"]:
         if name != first:
-            ratio = told[f"{name}_over_{first}"]
+            ratio = result[f"{name}_over_{first}"]
             low, high = ratio["quartiles"]
             line += f"  {name} {ratio['median']:.3f} [{low:.3f}-{high:.3f}]"
-    if told["peak_mib"][first] is not None:
-        line += "  peak MiB " + " ".join(f"{name} {mib:.0f}" for name, mib in told["peak_mib"].items())
+    if result["peak_mib"][first] is not None:
+        line += "  peak MiB " + " ".join(f"{name} {mib:.0f}" for name, mib in result["peak_mib"].items())
     return line

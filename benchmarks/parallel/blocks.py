@@ -138,7 +138,7 @@ def split(worker: Worker, rounds: int) -> None:
             taken.append(time.perf_counter() - since)
             digest.update(out.detach().numpy().tobytes())
         param_blocks, own = division.split.param_blocks, division.split.computed(comms.mesh, comms.rank)
-        told = {
+        results = {
             "parameter_bytes": 4 * sum(param_blocks[i].size for i in own),
             "of": 4 * sum(param_block.size for param_block in param_blocks),
             "divided_share": division.divided_share,
@@ -146,7 +146,7 @@ def split(worker: Worker, rounds: int) -> None:
             "pass_ms": 1e3 * statistics.median(taken),
             "outputs": digest.hexdigest()[:16],
         }
-        worker.send(told)
+        worker.send(results)
     worker.receive()
 
 
@@ -176,7 +176,7 @@ def main() -> None:
             f"(of {first['of'] / 1e6:.1f}), {first['divided_share']:.0%} of the time in divided layers, "
             f"{first['sent_bytes'] / 1e6:.2f} MB sent a pass, {first['pass_ms']:.1f} ms (all on this machine)"
         )
-    if len({told["outputs"] for each in splits for told in each["workers"]}) > 1:
+    if len({outcome["outputs"] for each in splits for outcome in each["workers"]}) > 1:
         sys.exit("the width shows in the outputs")
     if args.out:
         result = {

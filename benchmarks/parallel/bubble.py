@@ -86,7 +86,7 @@ def worker(rank: int, stages: int, rendezvous: str, schedule: Schedule, batches:
     rows = ROWS * batches
     data = TensorDataset(torch.arange(rows) % 10, torch.arange(rows) % WIDTH)
     source = (xy for _ in session.epochs(10**9) for xy in session.batches(data, batch_size=rows))
-    found: list[float] = []
+    results: list[float] = []
     paced = Paced(FLOPS_A_SECOND)
     started, counted = time.perf_counter(), 0.0
     with paced:
@@ -96,11 +96,11 @@ def worker(rank: int, stages: int, rendezvous: str, schedule: Schedule, batches:
             optimizer.zero_grad()
             if session.ends_step:
                 now = time.perf_counter()
-                found += [now - started, (paced.flops - counted) / FLOPS_A_SECOND]
+                results += [now - started, (paced.flops - counted) / FLOPS_A_SECOND]
                 started, counted = now, paced.flops
-                if len(found) == 2 * steps:
+                if len(results) == 2 * steps:
                     break
-    rows_of_all = workers.gather(found, "the times of all stages")
+    rows_of_all = workers.gather(results, "the times of all stages")
     if rank == 0:
         Path(out).write_text(json.dumps(rows_of_all))
     workers.gather([0.0], "the end")
@@ -112,8 +112,8 @@ def measured(stages: int, schedule: Schedule, batches: int, steps: int) -> list[
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         on_workers(worker, stages, stages, f"file://{folder}/meet", schedule, batches, steps, str(out))
-        found = json.loads(out.read_text())
-    return [(statistics.median(row[2::2]), statistics.median(row[3::2])) for row in found]
+        data = json.loads(out.read_text())
+    return [(statistics.median(row[2::2]), statistics.median(row[3::2])) for row in data]
 
 
 def row_of(stages: int, schedule: Schedule, batches: int, rounds: list[list[tuple[float, float]]]) -> dict[str, Any]:
@@ -146,10 +146,10 @@ def main() -> None:
     if args.smoke:
         cells, rounds, steps = [(2, 4, name) for name in SCHEDULES[1:4:2]], 1, 3
     assert set(SCHEDULES) == set(get_args(Schedule))
-    found: dict[Any, list[list[tuple[float, float]]]] = {cell: [] for cell in cells}
+    results: dict[Any, list[list[tuple[float, float]]]] = {cell: [] for cell in cells}
     for _, (stages, batches, schedule) in itertools.product(range(rounds), cells):
-        found[stages, batches, schedule].append(measured(stages, schedule, batches, steps))
-    rows = [row_of(stages, schedule, batches, runs) for (stages, batches, schedule), runs in found.items()]
+        results[stages, batches, schedule].append(measured(stages, schedule, batches, steps))
+    rows = [row_of(stages, schedule, batches, runs) for (stages, batches, schedule), runs in results.items()]
     for row in rows:
         idle = " ".join(f"{100 * share:4.1f}" for share in row["idle_by_stage"])
         print(

@@ -304,11 +304,11 @@ def verdict(case: Case, found: Mapping[str, Outcome | Failed], kept: Outcome | N
 
 def machine() -> dict[str, str]:
     """What decides which bits a kernel gives."""
-    told: dict[str, str] = {}
+    results: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
-        told.setdefault(name.strip(), value.strip())
-    processor = f"{told.get('model name')}, family {told.get('cpu family')}, model {told.get('model')}"
+        results.setdefault(name.strip(), value.strip())
+    processor = f"{results.get('model name')}, family {results.get('cpu family')}, model {results.get('model')}"
     return {"processor": processor, "capability": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__}
 
 
@@ -337,17 +337,17 @@ def main() -> None:
         print(f"the file is of another machine, {file['machine']}: only equalities among the cases are checked")
     cases = [case for case in CASES if (case.smoke or not args.smoke) and args.only in case.name]
     kept = {name: Outcome(**row) for name, row in file["hashes"].items()}
-    found: dict[str, Outcome | Failed] = {}
+    results: dict[str, Outcome | Failed] = {}
     bad = 0
     for case, outcome in zip(cases, train(cases, args.jobs), strict=True):
-        found[case.name] = outcome
-        good, why = verdict(case, found, kept.get(case.name), here)
+        results[case.name] = outcome
+        good, why = verdict(case, results, kept.get(case.name), here)
         bad += not good
         print(f"{case.name:<44} {why}", flush=True)
     if bad:
         raise SystemExit(f"FAILED: {bad} of {len(cases)} cases")
     if args.write:
-        hashes = {name: asdict(outcome) for name, outcome in found.items() if isinstance(outcome, Outcome)}
+        hashes = {name: asdict(outcome) for name, outcome in results.items() if isinstance(outcome, Outcome)}
         from benchmarks.common.result_file import (
             write_result,  # what is tested may be an elastune that lacks what this imports
         )

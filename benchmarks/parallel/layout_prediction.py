@@ -71,15 +71,15 @@ def read(folder: Path) -> Table:
 
 def link(folder: Path) -> tuple[float, float]:
     """Seconds of a hop and of a byte of a ring, by least relative error over the measured all-reduces."""
-    terms, told = [], []
+    terms, result = [], []
     for workers in (2, 4, 8):
         with (folder / f"allreduce_a100_{workers}.csv").open(encoding="utf-8-sig", newline="") as file:
             for row in list(csv.reader(file))[1:]:
                 size, seconds = float(row[0]), float(row[3]) / 1e9
                 hops = 2 * (workers - 1)
                 terms.append([hops / seconds, hops / workers * size / seconds])
-                told.append(1.0)
-    hop_s, byte_s = np.linalg.lstsq(np.array(terms), np.array(told), rcond=None)[0]
+                result.append(1.0)
+    hop_s, byte_s = np.linalg.lstsq(np.array(terms), np.array(result), rcond=None)[0]
     return max(float(hop_s), 1e-7), float(byte_s)
 
 
@@ -108,44 +108,44 @@ def a100(hop_s: float, byte_s: float) -> list[Constant]:
 
 def judge(model: StepModel, table: Table, chosen: tuple[int, ...]) -> dict[str, Any]:
     """Of the rows that were not measured; picks are made among all rows of a group."""
-    told = model.estimate(table.work, table.splits)
+    estimates = model.estimate(table.work, table.splits)
     rest = np.setdiff1d(np.arange(len(table.step_s)), chosen)
-    errors = np.abs(told.step_s / table.step_s - 1)[rest]
-    inside = ((told.low_s <= table.step_s) & (table.step_s <= told.high_s))[rest]
+    errors = np.abs(estimates.step_s / table.step_s - 1)[rest]
+    inside = ((estimates.low_s <= table.step_s) & (table.step_s <= estimates.high_s))[rest]
     regrets, orders = [], []
     for group in np.unique(table.groups):
         rows = np.flatnonzero(table.groups == group)
         if len(rows) > 1:
-            pick = rows[np.argmin(told.step_s[rows])]
+            pick = rows[np.argmin(estimates.step_s[rows])]
             regrets.append(float(table.step_s[pick] / table.step_s[rows].min() - 1))
-            orders.append(float(kendalltau(told.step_s[rows], table.step_s[rows]).statistic))
+            orders.append(float(kendalltau(estimates.step_s[rows], table.step_s[rows]).statistic))
     return {
         "mean_error": float(errors.mean()),
         "median_error": float(np.median(errors)),
         "p95_error": float(np.quantile(errors, 0.95)),
-        "bias": float(np.mean((told.step_s / table.step_s - 1)[rest])),
+        "bias": float(np.mean((estimates.step_s / table.step_s - 1)[rest])),
         "median_regret": float(np.median(regrets)),
         "mean_regret": float(np.mean(regrets)),
         "best_picked": float(np.mean(np.array(regrets) == 0)),
         "groups": len(regrets),
         "cover": float(inside.mean()),
-        "half_width": float(np.median(np.log(told.high_s / told.step_s)[rest])),
-        "tau": float(kendalltau(told.step_s, table.step_s).statistic),
+        "half_width": float(np.median(np.log(estimates.high_s / estimates.step_s)[rest])),
+        "tau": float(kendalltau(estimates.step_s, table.step_s).statistic),
         "tau_in_groups": float(np.nanmean(orders)),
     }
 
 
 def repeated(prior: list[Constant], table: Table, probes: int, repeats: int) -> list[dict[str, Any]]:
     """The same, each time with another random half of the rows to choose probes from: how far chance reaches."""
-    found = []
+    results = []
     for seed in range(repeats):
         half = np.sort(np.random.default_rng(seed).permutation(len(table.step_s))[: len(table.step_s) // 2])
         offered = table.take(half)
         model, chosen = probe(
             prior, offered.work, offered.splits, probes, lambda i, t=offered: float(t.step_s[i]), NOISE
         )
-        found.append(judge(model, table, tuple(int(half[each]) for each in chosen)))
-    return found
+        results.append(judge(model, table, tuple(int(half[each]) for each in chosen)))
+    return results
 
 
 def spread(runs: list[dict[str, Any]]) -> dict[str, list[float]]:

@@ -73,14 +73,14 @@ def worker(
     generator = torch.Generator().manual_seed(rank)
     run = cut(SLOTS, len(names))[rank]
     values = {slot: [torch.randn(t.shape, generator=generator) for t in like] for slot in run}
-    levels, found = comms.everyone.levels, {}
+    levels, result = comms.everyone.levels, {}
     ways: dict[str, list[Any]] = {"flat": [], "levels": []}
     for way in ways:
         comms.everyone.levels = levels if way == "levels" else ()
-        found[way] = ExactReducer(like, SLOTS, comms.everyone)
+        result[way] = ExactReducer(like, SLOTS, comms.everyone)
     digests = set()
     for turn in range(rounds + 2):
-        for way, reducer in found.items():
+        for way, reducer in result.items():
             before, started = received_bytes(), time.perf_counter()
             sums = reduce(reducer, comms, values)
             seconds = time.perf_counter() - started
@@ -103,9 +103,9 @@ def measured(hosts: int, each: int, link: str, size: int, rounds: int) -> dict[s
         names = [host.address for host in network.hosts for _ in range(each)]
         out = Path(folder) / "found.json"
         on_workers(worker, len(names), spaces, names, (network.address, store.port), size, rounds, str(out))
-        told = json.loads(out.read_text())
-    assert told["bits"] == 1, "both ways have the same bits"
-    flat, levels = told["ways"]["flat"], told["ways"]["levels"]
+        data = json.loads(out.read_text())
+    assert data["bits"] == 1, "both ways have the same bits"
+    flat, levels = data["ways"]["flat"], data["ways"]["levels"]
     ratios = sorted(b[0] / a[0] for a, b in zip(flat, levels, strict=True))
     return {
         "hosts": hosts,
@@ -118,7 +118,7 @@ def measured(hosts: int, each: int, link: str, size: int, rounds: int) -> dict[s
         "highest": round(ratios[-1], 2),
         "flat_bytes": round(statistics.median(b for _, b in flat) / (4 * size), 2),
         "levels_bytes": round(statistics.median(b for _, b in levels) / (4 * size), 2),
-        "groups_formed_ms": {way: round(1e3 * statistics.median(s), 1) for way, s in told["formed_s"].items()},
+        "groups_formed_ms": {way: round(1e3 * statistics.median(s), 1) for way, s in data["formed_s"].items()},
     }
 
 

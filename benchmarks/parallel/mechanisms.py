@@ -265,7 +265,7 @@ def timed(rank: int, world: int, rendezvous: str, cell: dict[str, Any], out: str
     torch.set_num_threads(1)
     group = join(Place(rank=rank, world=world, rendezvous=rendezvous))
     loops = {name: loop_of(name, cell["model"], group, cell["batch"]) for name in cell["variants"]}
-    found: dict[str, list[list[float]]] = {name: [] for name in loops}
+    results: dict[str, list[list[float]]] = {name: [] for name in loops}
     for loop in loops.values():
         loop.step(3)
     names = list(loops)
@@ -279,9 +279,9 @@ def timed(rank: int, world: int, rendezvous: str, cell: dict[str, Any], out: str
             seconds, cpus = time.perf_counter() - started, time.process_time() - cpu
             all_cpu = sum(row[0] for row in group.gather_floats([cpus]))
             sent = (sent_bytes() - before) / world
-            found[name].append([value / cell["steps"] for value in (seconds, all_cpu, sent)])
+            results[name].append([value / cell["steps"] for value in (seconds, all_cpu, sent)])
     if rank == 0:
-        Path(out).write_text(json.dumps(found))
+        Path(out).write_text(json.dumps(results))
     os._exit(0)  # as elastune's workers end: see comm.group.join
 
 
@@ -343,15 +343,15 @@ def measure(
     ``weigh``: of so many variants, the last ones, memory is measured; None: of all.
     """
     parameters = sum(p.numel() for p in MODELS[model]().parameters())
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for names in sets:
         cell = {"model": model, "batch": batch, "rounds": rounds, "steps": steps, "variants": names}
-        found = spawned(timed, world, cell)
+        result = spawned(timed, world, cell)
         for name in names:
-            if name in told:
+            if name in results:
                 continue
-            seconds, cpus, sent = zip(*found[name], strict=True)
-            told[name] = {
+            seconds, cpus, sent = zip(*result[name], strict=True)
+            results[name] = {
                 "ms": round(1e3 * statistics.median(seconds), 2),
                 "cpu_ms_of_all": round(1e3 * statistics.median(cpus), 2),
                 "sent_over_parameters": round(statistics.median(sent) / (4 * parameters), 3)
@@ -360,20 +360,20 @@ def measure(
             }
             rival = VARIANTS[name].rival
             if rival in names and rival != name:
-                pairs = zip(found[name], found[rival], strict=True)
+                pairs = zip(result[name], result[rival], strict=True)
                 ratios = [(a[0] / b[0], a[1] / b[1]) for a, b in pairs]
-                told[name][f"over_{rival}"] = quartiles([wall for wall, _ in ratios])
-                told[name][f"cpu_over_{rival}"] = quartiles([cpu for _, cpu in ratios])
-                told[name]["goal"] = VARIANTS[name].goal
-    for name in list(told)[-(weigh or len(told)) :]:
+                results[name][f"over_{rival}"] = quartiles([wall for wall, _ in ratios])
+                results[name][f"cpu_over_{rival}"] = quartiles([cpu for _, cpu in ratios])
+                results[name]["goal"] = VARIANTS[name].goal
+    for name in list(results)[-(weigh or len(results)) :]:
         own = spawned(weighed, world, {"model": model, "batch": batch, "variants": [name]})
-        told[name]["worker_bytes_over_parameters"] = round(max(row[0] for row in own) / (4 * parameters), 2)
+        results[name]["worker_bytes_over_parameters"] = round(max(row[0] for row in own) / (4 * parameters), 2)
         if (even := even_state(VARIANTS[name], world)) is not None and name not in ALONE:
-            told[name]["state_over_parameters"] = round(max(row[1] for row in own) / (4 * parameters), 3)
-            told[name]["state_over_even"] = round(max(row[1] for row in own) / (4 * parameters * even), 3)
+            results[name]["state_over_parameters"] = round(max(row[1] for row in own) / (4 * parameters), 3)
+            results[name]["state_over_even"] = round(max(row[1] for row in own) / (4 * parameters * even), 3)
     return {
         "model": model, "parameters": parameters, "workers": world, "batch": batch, "rounds": rounds, "steps": steps,
-        "variants": told,
+        "variants": results,
     }  # fmt: skip
 
 

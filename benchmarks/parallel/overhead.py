@@ -145,9 +145,9 @@ def told_of(cell: dict[str, Any]) -> dict[str, Any]:
     """``cell``, a program's, after it was printed."""
     of, ratio, cpu = cell["ms"]["plain"], cell["fast_over_plain"], cell["cpu_fast_over_plain"]
     (low, high), median = ratio["quartiles"], ratio["median"]
-    told = f"{cell['program']:10} plain {of:7.2f} ms  fast {median:.3f} [{low:.3f}-{high:.3f}]"
+    result = f"{cell['program']:10} plain {of:7.2f} ms  fast {median:.3f} [{low:.3f}-{high:.3f}]"
     (low, high), median = cpu["quartiles"], cpu["median"]
-    print(f"{told}  of CPU time {median:.3f} [{low:.3f}-{high:.3f}]", flush=True)
+    print(f"{result}  of CPU time {median:.3f} [{low:.3f}-{high:.3f}]", flush=True)
     return cell
 
 

@@ -72,7 +72,7 @@ def accelerated(accelerator: Any, batch: int) -> Iterator[None]:
 
 
 def measure_accelerate(batch: int, rounds: int, steps: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     def take(script: Iterator[None]) -> Callable[[int], None]:
         def run(count: int) -> None:
@@ -88,13 +88,13 @@ def measure_accelerate(batch: int, rounds: int, steps: int) -> dict[str, Any]:
             "fast": accelerated(Accelerator(), batch),
         }
         variants = {name: timed(take(script)) for name, script in scripts.items()}
-        found.update(paired(variants, rounds, steps))
+        results.update(paired(variants, rounds, steps))
         for script in scripts.values():
             script.close()
 
     session = lone_session(Path("nowhere"), execution=ExecutionSettings(mode="fast", num_slots=1))
     in_session(train)(session)
-    return {"program": "accelerate", "batch": batch, **found}
+    return {"program": "accelerate", "batch": batch, **results}
 
 
 class Stamps(TrainerCallback):
@@ -136,10 +136,10 @@ def measure_trainer(batch: int, rounds: int, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
 
         def ours(steps: int) -> Seconds:
-            found: list[Seconds] = []
+            results: list[Seconds] = []
             session = lone_session(Path(folder), execution=ExecutionSettings(mode="fast", num_slots=1))
-            in_session(lambda _: found.append(trained(Trainer, batch, folder, steps)))(session)
-            return found[0]
+            in_session(lambda _: results.append(trained(Trainer, batch, folder, steps)))(session)
+            return results[0]
 
         variants: dict[str, Timed] = {
             "plain": lambda steps: trained(transformers.Trainer, batch, folder, steps),

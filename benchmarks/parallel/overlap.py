@@ -163,7 +163,7 @@ def fragments(bench: Bench, numbers: int, rounds: int) -> dict[str, float]:
 
 def beside_a_slow_one(bench: Bench, numbers: int, rounds: int, rest_s: float) -> dict[str, float]:
     """Milliseconds a step of those that are not slow, within a round, and how old what they took was, in steps."""
-    like, found = [torch.randn(numbers // TENSORS) for _ in range(TENSORS)], {}
+    like, result = [torch.randn(numbers // TENSORS) for _ in range(TENSORS)], {}
     ways: dict[str, type[Local]] = {"in_step": PairAveraging, "asynchronous": AsyncPairAveraging}
     for way, kind in ways.items():
         strategy, learners = kind(PAIRS, like, bench.group), {bench.group.rank: [t.clone() for t in like]}
@@ -183,9 +183,9 @@ def beside_a_slow_one(bench: Bench, numbers: int, rounds: int, rest_s: float) ->
             if turn:
                 times.append(max(row[0] for rank, row in enumerate(rows) if rank != SLOW))
                 ages.append(sum(row[2] for row in rows) / max(1.0, sum(row[1] for row in rows)))
-        found[f"{way}_ms"] = 1e3 * statistics.median(times)
-        found["age_steps"] = statistics.median(ages)
-    return {"computing_ms": 1e3 * rest_s, **found}
+        result[f"{way}_ms"] = 1e3 * statistics.median(times)
+        result["age_steps"] = statistics.median(ages)
+    return {"computing_ms": 1e3 * rest_s, **result}
 
 
 def work(
@@ -197,22 +197,22 @@ def work(
     bench = Bench(rank, store)
     numbers, rounds, rest_s = args
     if case == "named":
-        found = named(bench, numbers, rounds)
+        result = named(bench, numbers, rounds)
     elif case == "fragments":
-        found = fragments(bench, numbers, rounds)
+        result = fragments(bench, numbers, rounds)
     else:
-        found = beside_a_slow_one(bench, numbers, rounds, rest_s)
+        result = beside_a_slow_one(bench, numbers, rounds, rest_s)
     bench.group.all_reduce(torch.zeros(1)).wait()  # nobody ends while another one still talks to it
     if rank == 0:
-        Path(out).write_text(json.dumps(found))
+        Path(out).write_text(json.dumps(result))
 
 
 def measured(case: str, rate: str, args: Sequence[Any]) -> dict[str, Any]:
     """A row."""
     with network((rate,) * HOSTS) as (_, given, _, folder):
         on_workers(work, HOSTS, *given, case, tuple(args), str(folder / "found"))
-        found = json.loads((folder / "found").read_text())
-    rounded = {name: round(value, 3) for name, value in found.items()}
+        data = json.loads((folder / "found").read_text())
+    rounded = {name: round(value, 3) for name, value in data.items()}
     return {"what": case, "links": rate or "not shaped", **rounded}
 
 

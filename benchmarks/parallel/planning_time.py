@@ -78,14 +78,14 @@ def main() -> int:
     rows = [measure(known, cluster, 1 if options.smoke else options.repeats) for cluster in CLUSTERS]
     for row in rows:
         print(row)
-    found = {
+    results = {
         "measured": "CPU seconds of one answer, the program being measured already; see the file's head",
         "goal_s": GOAL_S,
         "met": all(row["most_cpu_s"] <= GOAL_S for row in rows),
         "rows": rows,
     }
     if options.out and not options.smoke:
-        write_result(options.out, found)
+        write_result(options.out, results)
     return 0
 
 

@@ -75,10 +75,10 @@ GOALS = {"mean_error": 0.10, "tau": 0.9, "memory_error": 0.05}
 def plans(workers: int) -> list[TrainingPlan]:
     """Every mesh of so many workers at most, under each mechanism of this package that it can have, and engines."""
     meshes = [mesh for mesh in MESHES if mesh.workers <= workers]
-    found = [plan_of("", mesh, BATCH, MICRO) for mesh in meshes]
-    found += [plan_of("sharded", mesh, BATCH, MICRO) for mesh in meshes if mesh.shard > 1 and mesh.pipeline == 1]
+    results = [plan_of("", mesh, BATCH, MICRO) for mesh in meshes]
+    results += [plan_of("sharded", mesh, BATCH, MICRO) for mesh in meshes if mesh.shard > 1 and mesh.pipeline == 1]
     alone = [mesh for mesh in meshes if mesh.shard == mesh.workers > 1]
-    return found + [plan_of(name, mesh, BATCH, MICRO) for name in ENGINES for mesh in alone]
+    return results + [plan_of(name, mesh, BATCH, MICRO) for name in ENGINES for mesh in alone]
 
 
 @dataclass
@@ -94,8 +94,8 @@ class Kept:
     def begun(cls, settings: Found, out: Path | None) -> Kept:
         """What an earlier run with these settings has left in ``out``, if any."""
         kept = cls(settings, out)
-        if told := begun(out, settings):
-            kept.facts, kept.rows = told["facts"], told["rows"]
+        if result := begun(out, settings):
+            kept.facts, kept.rows = result["facts"], result["rows"]
         return kept
 
     def left(self, model: str) -> list[str]:
@@ -105,7 +105,7 @@ class Kept:
 
     def write(self) -> None:
         """All of it, with what it comes to."""
-        told = {
+        results = {
             "load_average": os.getloadavg(),
             "goals": GOALS,
             "whole": judge(self.rows),
@@ -114,7 +114,7 @@ class Kept:
             "facts": self.facts,
             "rows": self.rows,
         }
-        write(self.out, self.settings, told)
+        write(self.out, self.settings, results)
 
 
 def key_of(plan: TrainingPlan) -> str:
@@ -144,15 +144,15 @@ def measure(model: str, kept: Kept, wanted: Sequence[TrainingPlan], hosts: Hosts
     facts, left = kept.facts[model], set(kept.left(model))
     for plan in random.Random(seed).sample(wanted, len(wanted)):
         key = key_of(plan)
-        told = facts["predicted"][key]
-        steps = min(MOST_STEPS, max(LEAST_STEPS, math.floor(MOST_S / told["step_s"])))
-        if key not in left or time.monotonic() + BEGINS_S + steps * told["step_s"] > until:
+        result = facts["predicted"][key]
+        steps = min(MOST_STEPS, max(LEAST_STEPS, math.floor(MOST_S / result["step_s"])))
+        if key not in left or time.monotonic() + BEGINS_S + steps * result["step_s"] > until:
             continue
-        row = MeasuredPlan(**{**told, "mesh": plan.mesh, "step_interval_s": tuple(told["step_interval_s"])})
+        row = MeasuredPlan(**{**result, "mesh": plan.mesh, "step_interval_s": tuple(result["step_interval_s"])})
         held = facts["beside"]
         beside = held.get(own_part(plan), held["several" if plan.mesh.workers > 1 else "alone"])
-        found = {"model": model, "key": key, "probed": _was_probed(plan, facts["probed"])}
-        kept.rows.append(found | measured(hosts, model, plan, row, beside, steps))
+        results = {"model": model, "key": key, "probed": _was_probed(plan, facts["probed"])}
+        kept.rows.append(results | measured(hosts, model, plan, row, beside, steps))
         print(line(kept.rows[-1]), flush=True)
         kept.write()
 
@@ -196,10 +196,10 @@ def line(row: Found) -> str:
     if row["measured_step_s"] is None:
         return f"{name} predicted {row['step_s'] * 1e3:7.1f} ms; {row['failed']}"
     held = row["memory_error"]
-    told = "not measured" if held is None else f"{held:+6.1%} (part {row['part_error']:+.0%})"
+    result = "not measured" if held is None else f"{held:+6.1%} (part {row['part_error']:+.0%})"
     return (
         f"{name} predicted {row['step_s'] * 1e3:7.1f} ms, measured {row['measured_step_s'] * 1e3:7.1f} ms "
-        f"{row['step_error']:+7.1%} {'in' if row['within'] else 'outside':8} memory {told}, busy {row['busy']:.0%}"
+        f"{row['step_error']:+7.1%} {'in' if row['within'] else 'outside':8} memory {result}, busy {row['busy']:.0%}"
     )
 
 
@@ -216,8 +216,8 @@ def judge(rows: Sequence[Found]) -> Found:
             taus.append(float(kendalltau([r["step_s"] for r in mine], [r["measured_step_s"] for r in mine]).statistic))
 
     def mean(name: str, of: Sequence[Found]) -> float | None:
-        told = [abs(row[name]) for row in of if row[name] is not None]
-        return float(np.mean(told)) if told else None
+        results = [abs(row[name]) for row in of if row[name] is not None]
+        return float(np.mean(results)) if results else None
 
     return {
         "rows": len(rows),

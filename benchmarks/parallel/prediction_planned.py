@@ -66,11 +66,11 @@ class Planned:
 
     def row(self, plan: TrainingPlan) -> MeasuredPlan:
         """What is said of it."""
-        told = predicted_plan(plan, self._forecast, self.each)
+        result = predicted_plan(plan, self._forecast, self.each)
         more = self.more_s.get(own_part(plan), 0.0) * times(plan)
-        step_s = told.step_s + more
-        low, high = (math.exp(math.log(step_s) + math.log(end / told.step_s)) for end in told.step_interval_s)
-        return replace(told, step_s=step_s, step_interval_s=(low, high))
+        step_s = result.step_s + more
+        low, high = (math.exp(math.log(step_s) + math.log(end / result.step_s)) for end in result.step_interval_s)
+        return replace(result, step_s=step_s, step_interval_s=(low, high))
 
 
 def plan_of(name: str, mesh: Mesh, batch: int, micro: int) -> TrainingPlan:

@@ -180,10 +180,10 @@ def _spread(ratios: list[float]) -> dict[str, Any]:
 
 
 def shown(cell: dict[str, Any]) -> str:
-    told = {name: f"{f['median']:.2f} [{f['quartiles'][0]:.2f}-{f['quartiles'][1]:.2f}]" for name, f in
+    results = {name: f"{f['median']:.2f} [{f['quartiles'][0]:.2f}-{f['quartiles'][1]:.2f}]" for name, f in
             cell["over_plain"].items()}  # fmt: skip
     return f"{cell['model']}: plain {cell['cpu_ms']['plain']:.1f} ms of CPU a step\n  " + "\n  ".join(
-        f"{name:9} {text}" for name, text in told.items()
+        f"{name:9} {text}" for name, text in results.items()
     )
 
 

@@ -88,8 +88,8 @@ def worker(rank: int, world: int, spaces: list[str], rendezvous: str, case: str,
                 if len(times) == steps:
                     break
     if rank == 0:
-        found = {"step_s": times[1:], "flops": paced.flops / steps, "parameter_bytes": own}
-        Path(out).write_text(json.dumps(found))
+        results = {"step_s": times[1:], "flops": paced.flops / steps, "parameter_bytes": own}
+        Path(out).write_text(json.dumps(results))
     workers.gather([0.0], "the end")
     os._exit(0)  # as elastune's workers end: see comm.group.join
 
@@ -102,8 +102,8 @@ def measured(case: str, link: str, steps: int) -> dict[str, Any]:
         out = Path(folder) / "found.json"
         spaces = [host.space.path for host in hosts.hosts]
         on_workers(worker, world, world, spaces, f"file://{folder}/meet", case, steps, str(out))
-        found: dict[str, Any] = json.loads(out.read_text())
-    return found
+        data: dict[str, Any] = json.loads(out.read_text())
+    return data
 
 
 def main() -> None:
@@ -117,11 +117,11 @@ def main() -> None:
     links, rounds, steps = (LINKS[:1], 1, 3) if args.smoke else (args.links, args.rounds, 8)
     rows = []
     for link in links:
-        found: dict[str, list[dict[str, Any]]] = {case: [] for case in CASES}
+        results: dict[str, list[dict[str, Any]]] = {case: [] for case in CASES}
         for _, case in itertools.product(range(rounds), CASES):
-            found[case].append(measured(case, link, steps))
-        base = [statistics.median(run["step_s"]) for run in found["baseline"]]
-        for case, runs in found.items():
+            results[case].append(measured(case, link, steps))
+        base = [statistics.median(run["step_s"]) for run in results["baseline"]]
+        for case, runs in results.items():
             medians = [statistics.median(run["step_s"]) for run in runs]
             ratios = sorted(a / b for a, b in zip(base, medians, strict=True))
             row = {

@@ -98,7 +98,7 @@ def compare(
     """Time all topologies in turns; the first worker writes what it has seen."""
     torch.set_num_threads(1)
     enter(spaces[rank])
-    bench, found, digests = Bench(rank, names, store, size), {}, set()
+    bench, result, digests = Bench(rank, names, store, size), {}, set()
     for mode in ("fast", "exact"):
         auto, modelled = bench.choose(mode, NATIVE)
         ways = {text: Topology.parse(text) for text in NAMED[case]} | {"auto": auto}
@@ -113,9 +113,9 @@ def compare(
                 elif mode == "exact":
                     digests.add(sha256(total.numpy().tobytes()).hexdigest())
         modelled_ms = {text: round(1e3 * s, 1) for text, s in modelled.items()}
-        found[mode] = {"times": times, "auto": str(auto), "modelled_ms": modelled_ms}
+        result[mode] = {"times": times, "auto": str(auto), "modelled_ms": modelled_ms}
     if rank == 0:
-        Path(out).write_text(json.dumps({"modes": found, "bits": len(digests)}))
+        Path(out).write_text(json.dumps({"modes": result, "bits": len(digests)}))
 
 
 def turn_slow(
@@ -124,7 +124,7 @@ def turn_slow(
     """Steps under auto; the first worker says when a third of them is done, and when routes have changed."""
     torch.set_num_threads(1)
     enter(spaces[rank])
-    bench, watch, used, told = Bench(rank, names, store, size), LinkWatch(), NATIVE, []
+    bench, watch, used, result = Bench(rank, names, store, size), LinkWatch(), NATIVE, []
     bench.choose("fast", used)
     for step in range(steps):
         if step == steps // 3:
@@ -134,13 +134,13 @@ def turn_slow(
                 time.sleep(0.01)
         seconds, wait_s, _ = bench.reduce("fast")
         watch.observe([wait for (wait,) in bench.group.gather_floats([wait_s])])
-        told.append((seconds, str(used)))
+        result.append((seconds, str(used)))
         if watch.due:
             watch.begin()
             used, _ = bench.choose("fast", used)
             bench.route(used)
     if rank == 0:
-        Path(out).write_text(json.dumps(told))
+        Path(out).write_text(json.dumps(result))
 
 
 @contextmanager
@@ -159,19 +159,19 @@ def compared(case: str, size: int, rounds: int) -> list[dict[str, Any]]:
     """Rows of one case: medians, and the median of paired ratios to native."""
     with network(CASES[case]) as (_, given, _, folder):
         on_workers(compare, HOSTS, *given, case, size, rounds, str(folder / "found"))
-        told = json.loads((folder / "found").read_text())
-    assert told["bits"] == 1, "in exact mode all topologies have the same bits"
+        data = json.loads((folder / "found").read_text())
+    assert data["bits"] == 1, "in exact mode all topologies have the same bits"
     rows = []
-    for mode, found in told["modes"].items():
-        for text, times in found["times"].items():
-            ratios = sorted(own / native for own, native in zip(times, found["times"]["native"], strict=True))
+    for mode, result in data["modes"].items():
+        for text, times in result["times"].items():
+            ratios = sorted(own / native for own, native in zip(times, result["times"]["native"], strict=True))
             row = {
                 "links": case, "mode": mode, "topology": text, "ms": round(1e3 * statistics.median(times), 1),
                 "ratio": round(statistics.median(ratios), 3), "lowest": round(ratios[0], 2),
                 "highest": round(ratios[-1], 2),
             }  # fmt: skip
             if text == "auto":
-                row |= {"is": found["auto"], "modelled_ms": found["modelled_ms"]}
+                row |= {"is": result["auto"], "modelled_ms": result["modelled_ms"]}
             rows.append(row)
     return rows
 
@@ -189,17 +189,17 @@ def answered(size: int, steps: int) -> dict[str, Any]:
 
         threading.Thread(target=slow, daemon=True).start()
         on_workers(turn_slow, HOSTS, *given, size, steps, str(out))
-        told = json.loads(out.read_text())
+        data = json.loads(out.read_text())
     from_step = steps // 3
-    changed = next((at for at, (_, used) in enumerate(told) if at > from_step and used != "native"), None)
-    before, after = told[:from_step], told[from_step:]
+    changed = next((at for at, (_, used) in enumerate(data) if at > from_step and used != "native"), None)
+    before, after = data[:from_step], data[from_step:]
     return {
         "steps_until_answered": None if changed is None else changed - from_step,
         "changed_before": sum(used != "native" for _, used in before),
         "ms_before": round(1e3 * statistics.median(s for s, _ in before), 1),
         "ms_slow_native": round(1e3 * statistics.median([s for s, used in after if used == "native"]), 1),
         "ms_slow_auto": round(1e3 * statistics.median([s for s, used in after if used != "native"] or [0.0]), 1),
-        "is": told[-1][1],
+        "is": data[-1][1],
     }
 
 

@@ -32,8 +32,8 @@ objectives = {"accuracy": "max"}
 @functools.cache
 def parts(images: str) -> tuple[TensorDataset, TensorDataset]:
     """What trains and what judges, out of the file ``images``: "pixels", bytes, and "labels"."""
-    with np.load(images) as found:
-        pixels, labels = torch.from_numpy(found["pixels"]), torch.from_numpy(found["labels"])
+    with np.load(images) as result:
+        pixels, labels = torch.from_numpy(result["pixels"]), torch.from_numpy(result["labels"])
     pixels = ((pixels.float() / 255 - MEAN) / SPREAD).reshape(-1, 1, 28, 28)
     cut = BATCH * STEPS
     return TensorDataset(pixels[:cut], labels[:cut]), TensorDataset(pixels[cut:], labels[cut:])

@@ -60,10 +60,10 @@ def diabetes(part: int) -> Splits:
 def splits(config) -> Splits:
     if config["task"] == "diabetes":
         return diabetes(config["part"])
-    found = datasets.digits() if config["task"] == "digits" else datasets.fashion_mnist()
+    result = datasets.digits() if config["task"] == "digits" else datasets.fashion_mnist()
     part = config["part"]
-    chosen = sampled(found.train, config["train"], part), sampled(found.validation, config["selection"], part)
-    return Splits(*chosen, found.test)
+    chosen = sampled(result.train, config["train"], part), sampled(result.validation, config["selection"], part)
+    return Splits(*chosen, result.test)
 
 
 def build(config) -> nn.Module:

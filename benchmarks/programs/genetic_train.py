@@ -23,12 +23,12 @@ objectives = {"accuracy": "max"}
 def parts(data_set):
     """Training, validation and test data. Of MNIST, validation is the last 5,000 training images."""
     if data_set == "digits":
-        found = digits()
-        return found.train, found.validation, found.test
-    found = mnist()
-    images, labels = (torch.cat(pair) for pair in zip(found.train.tensors, found.validation.tensors, strict=True))
+        result = digits()
+        return result.train, result.validation, result.test
+    result = mnist()
+    images, labels = (torch.cat(pair) for pair in zip(result.train.tensors, result.validation.tensors, strict=True))
     train = TensorDataset(images[:-VALIDATION], labels[:-VALIDATION])
-    return train, TensorDataset(images[-VALIDATION:], labels[-VALIDATION:]), found.test
+    return train, TensorDataset(images[-VALIDATION:], labels[-VALIDATION:]), result.test
 
 
 def lenet(config, side):

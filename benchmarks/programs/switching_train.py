@@ -35,12 +35,12 @@ def train(session):
         optimizer, config["epochs"] * (len(data) // config["batch_size"])
     )
     model, optimizer, decay = session.prepare(model, optimizer, decay)
-    log, told = TickLog(Path(config["ticks"])), 0
+    log, result = TickLog(Path(config["ticks"])), 0
     for _ in session.epochs(config["epochs"]):
         for x, y in session.batches(data, batch_size=config["batch_size"], drop_last=True):
-            if session.step > told:  # those of a round of learners count together, when it is over
-                told = session.step
-                log.write(told, session.size, session.rank)
+            if session.step > result:  # those of a round of learners count together, when it is over
+                result = session.step
+                log.write(result, session.size, session.rank)
             emulate(len(x))
             session.backward(F.cross_entropy(model(x), y))
             optimizer.step()

@@ -89,7 +89,7 @@ class Rule:
 
     def grants(self, now_s: float, waiting: Sequence[WaitingTrial] = (), supply: bool = False) -> list[Allocation]:
         free = self.gpus - sum(self._has.values())
-        found = []
+        results = []
         asking = [(one.trial, 0) for one in waiting if not one.fresh]
         asking += sorted(self._has.items(), key=lambda has: -self._epoch.get(has[0], 0)) if self.rungs else []
         asking += [(one.trial, 0) for one in waiting if one.fresh]
@@ -98,8 +98,8 @@ class Rule:
             after = min(wanted, self.gpus, has + free)
             if after > has and after >= self.base:
                 free -= after - has
-                found.append(Allocation(trial, has, after, ""))
-        return found
+                results.append(Allocation(trial, has, after, ""))
+        return results
 
 
 @dataclass

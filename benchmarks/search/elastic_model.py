@@ -38,18 +38,18 @@ class Scaling:
 
     def __init__(self, folder: Path, model: str) -> None:
         self.largest_batch = LARGEST[model]
-        found: dict[int, dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+        result: dict[int, dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
         with (folder / model / "placements.csv").open() as file:
             for row in csv.DictReader(file):
                 gpus = sum(map(int, row["placement"]))
                 if len(row["placement"]) == max(1, math.ceil(gpus / PER_NODE)):
-                    found[gpus][int(row["local_bsz"])].append((float(row["step_time"]), float(row["sync_time"])))
+                    result[gpus][int(row["local_bsz"])].append((float(row["step_time"]), float(row["sync_time"])))
         with (folder / model / "scalability.csv").open() as file:
             for row in csv.DictReader(file):
                 gpus = int(row["num_replicas"])
                 if int(row["num_nodes"]) * PER_NODE == gpus:
-                    found[gpus][int(row["local_bsz"])].append((float(row["step_time"]), float(row["sync_time"])))
-        self._rows = {gpus: self._table(rows) for gpus, rows in sorted(found.items())}
+                    result[gpus][int(row["local_bsz"])].append((float(row["step_time"]), float(row["sync_time"])))
+        self._rows = {gpus: self._table(rows) for gpus, rows in sorted(result.items())}
         self._gpus = list(self._rows)
 
     @staticmethod

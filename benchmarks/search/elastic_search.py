@@ -174,19 +174,19 @@ def ratio(other: float, mine: float) -> float:
 
 def compared(cases: dict[str, Case]) -> dict[str, Any]:
     """Each of ours against the best of every other family: per case, and over all cases' studies, by level."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for mine in (arm for arm in OURS if all(arm in case for case in cases.values())):
         others = [f for f in FAMILIES if f != mine and all(set(FAMILIES[f]) <= case.keys() for case in cases.values())]
         for family in others:
             for level in (*LEVELS, END):
-                told = {name: ratios(case, family, mine, level) for name, case in cases.items()}
-                found.setdefault(mine, {}).setdefault(family, {})[str(level)] = {
-                    "times_its_seconds": spread([r for _, seconds, _ in told.values() for r in seconds]),
-                    "times_its_gpu_hours": spread([r for _, _, hours in told.values() for r in hours]),
-                    "best": {name: best for name, (best, _, _) in told.items()},
-                    "by_case": {name: spread(seconds)["median"] for name, (_, seconds, _) in told.items()},
+                values = {name: ratios(case, family, mine, level) for name, case in cases.items()}
+                results.setdefault(mine, {}).setdefault(family, {})[str(level)] = {
+                    "times_its_seconds": spread([r for _, seconds, _ in values.values() for r in seconds]),
+                    "times_its_gpu_hours": spread([r for _, _, hours in values.values() for r in hours]),
+                    "best": {name: best for name, (best, _, _) in values.items()},
+                    "by_case": {name: spread(seconds)["median"] for name, (_, seconds, _) in values.items()},
                 }
-    return found
+    return results
 
 
 def show(found: dict[str, Any], what: str) -> None:
@@ -240,10 +240,10 @@ def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """A list on the command line, of ``known`` names."""
 
     def read(text: str) -> tuple[str, ...]:
-        found = tuple(name.strip() for name in text.split(","))
-        if unknown := [name for name in found if name not in known]:
+        results = tuple(name.strip() for name in text.split(","))
+        if unknown := [name for name in results if name not in known]:
             raise argparse.ArgumentTypeError(f"{unknown[0]}: known are {', '.join(known)}")
-        return found
+        return results
 
     return read
 

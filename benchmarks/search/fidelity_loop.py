@@ -72,11 +72,11 @@ class Study:
             case NewTrial():
                 for open_trial, values in self._schedule.estimates().items():
                     self._suggester.estimate(open_trial, values)
-                asked = self._suggester.ask()
-                assert asked is not None
-                number = asked.number
-                self._schedule.started(number, asked.params)
-                self._trainings[number] = Training(self._curve(asked.values))
+                suggestion = self._suggester.ask()
+                assert suggestion is not None
+                number = suggestion.number
+                self._schedule.started(number, suggestion.params)
+                self._trainings[number] = Training(self._curve(suggestion.values))
                 self.outcome.asked += 1
             case ForkTrial() | None as other:
                 raise ValueError(f"no child or pause was expected, but {other}")

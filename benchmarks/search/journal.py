@@ -45,12 +45,12 @@ def sample(number: int) -> Sample:
 
 
 def times_s(one: Callable[[int], None], count: int) -> list[float]:
-    found = []
+    results = []
     for number in range(count):
         begun = time.perf_counter()
         one(number)
-        found.append(time.perf_counter() - begun)
-    return found
+        results.append(time.perf_counter() - begun)
+    return results
 
 
 def ours(folder: Path, count: int) -> tuple[list[float], float]:
@@ -69,10 +69,10 @@ def ours(folder: Path, count: int) -> tuple[list[float], float]:
             run = RunFinished("0" * 64, 1, 30, 3000, 3.0, {"accuracy": 0.9})
             journal.write(TrialFinished(number, "complete", values, values, {}, 3.0, run=run), durable=True)
 
-        found = times_s(one, count)
+        result = times_s(one, count)
     begun = time.perf_counter()
     assert len(read(path)) == count * (REPORTS + 2)
-    return found, time.perf_counter() - begun
+    return result, time.perf_counter() - begun
 
 
 def optunas(storage: BaseStorage, count: int) -> list[float]:
@@ -102,15 +102,15 @@ def told(found: list[float]) -> dict[str, Any]:
 
 def run(count: int, others: int) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="journal-") as name:
         folder = Path(name)
         alone, reading_s = ours(folder, count)
-        found["elastune's journal"] = {**told(alone), "read_back_s": round(reading_s, 2)}
+        results["elastune's journal"] = {**told(alone), "read_back_s": round(reading_s, 2)}
         file = JournalStorage(JournalFileBackend(str(folder / "theirs.log")))
-        found["Optuna's journal file"] = told(optunas(file, others))
-        found["Optuna's SQLite"] = told(optunas(RDBStorage(f"sqlite:///{folder / 'theirs.db'}"), others))
-    return found
+        results["Optuna's journal file"] = told(optunas(file, others))
+        results["Optuna's SQLite"] = told(optunas(RDBStorage(f"sqlite:///{folder / 'theirs.db'}"), others))
+    return results
 
 
 def main() -> int:
@@ -118,11 +118,11 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="few trials; writes nothing")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    found = run(200, 20) if options.smoke else run(10_000, 1_000)
-    for name, row in found.items():
+    result = run(200, 20) if options.smoke else run(10_000, 1_000)
+    for name, row in result.items():
         print(f"{name:32} {row['median_ms']:8.3f} ms a trial, {row['quartiles_ms']}, {row['trials']} trials")
     if not options.smoke:
-        write_result(options.out, {"results": found})
+        write_result(options.out, {"results": result})
     return 0
 
 

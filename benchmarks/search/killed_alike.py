@@ -60,21 +60,21 @@ class EvaluatedTrial:
 
 
 def tried(out: Path) -> EvaluatedTrial:
-    told = [entry.record for entry in read(out / "journal.jsonl")]
+    results = [entry.record for entry in read(out / "journal.jsonl")]
     reports: dict[int, set[tuple[int, float]]] = {}
     paused_after: dict[int, list[int]] = {}
-    for record in told:
+    for record in results:
         if isinstance(record, TrialReported):
             reports.setdefault(record.trial, set()).add((record.report.epoch, record.report.metrics["loss"]))
         if isinstance(record, TrialPaused) and not record.cut_off:
             paused_after.setdefault(record.trial, []).append(record.epoch)
-    ends = [record for record in told if isinstance(record, TrialFinished)]
+    ends = [record for record in results if isinstance(record, TrialFinished)]
     return EvaluatedTrial(
-        {r.trial: (r.config, r.params, r.seed) for r in told if isinstance(r, TrialStarted)},
+        {r.trial: (r.config, r.params, r.seed) for r in results if isinstance(r, TrialStarted)},
         reports,
         {r.trial: (r.state, r.values, None if r.run is None else (r.run.sha256, r.run.steps)) for r in ends},
         paused_after,
-        sum(isinstance(record, TrialResumed) and record.cut_off for record in told),
+        sum(isinstance(record, TrialResumed) and record.cut_off for record in results),
     )
 
 
@@ -84,12 +84,12 @@ def one(kind: Kind, trials: int, kills: int, longest_s: float, seed: int) -> dic
     folder = Path(tempfile.mkdtemp(prefix="alike-"))
     execution = ExecutionSettings(workers=kind.each, mode="exact", num_slots=WORKERS)
     common: dict[str, Any] = {"trials": trials, "workers": WORKERS, "execution": execution, "seed": seed}
-    asked = StudyRequest(
+    request = StudyRequest(
         PROGRAM, folder / "whole", sampler=kind.sampler, stopping=kind.stopping, config={"pause_s": 0.03}, **common
     )
     try:
-        one_life(asked, None)
-        killed, done, left = replace(asked, out=folder / "killed"), 0, 0
+        one_life(request, None)
+        killed, done, left = replace(request, out=folder / "killed"), 0, 0
         while done < kills:
             over, remaining = one_life(killed, rng.uniform(0.0, longest_s))
             left += remaining
@@ -97,7 +97,7 @@ def one(kind: Kind, trials: int, kills: int, longest_s: float, seed: int) -> dic
                 break
             done += 1
         one_life(killed, None)
-        whole, again = tried(asked.out), tried(killed.out)
+        whole, again = tried(request.out), tried(killed.out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return {
@@ -116,18 +116,18 @@ def one(kind: Kind, trials: int, kills: int, longest_s: float, seed: int) -> dic
 
 def run(kills: int, trials: int, longest_s: float, seed: int, rows: Rows, kinds: tuple[Kind, ...]) -> dict[str, Any]:
     """So many kills of each kind of study, in as many studies as that takes."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for kind in kinds:
         done, number = 0, seed
         while done < kills:
             key = f"{kind.name}, seed {number}"
-            found[key] = row = rows.of(key, partial(one, kind, trials, kills - done, longest_s, number))
+            results[key] = row = rows.of(key, partial(one, kind, trials, kills - done, longest_s, number))
             done, number = done + row["kills"], number + 1
             print(kind.name, number - 1, row, flush=True)
     return {
-        "kills": sum(row["kills"] for row in found.values()),
-        "trials": sum(row["trials"] for row in found.values()),
-        "studies": len(found),
-        "studies_that_differ": sum(not row["alike"] for row in found.values()),
-        "processes_left_behind": sum(row["processes_left_behind"] for row in found.values()),
+        "kills": sum(row["kills"] for row in results.values()),
+        "trials": sum(row["trials"] for row in results.values()),
+        "studies": len(results),
+        "studies_that_differ": sum(not row["alike"] for row in results.values()),
+        "processes_left_behind": sum(row["processes_left_behind"] for row in results.values()),
     }

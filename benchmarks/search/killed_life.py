@@ -22,10 +22,10 @@ def family(pid: int) -> set[int]:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
         except (FileNotFoundError, ProcessLookupError):
             continue
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
+    results = {pid}
+    while more := {child for child, parent in parents.items() if parent in results} - results:
+        results |= more
+    return results - {pid}
 
 
 def runs(pid: int) -> bool:
@@ -35,7 +35,7 @@ def runs(pid: int) -> bool:
         return False
 
 
-def one_life(asked: StudyRequest, after_s: float | None) -> tuple[bool, int]:
+def one_life(request: StudyRequest, after_s: float | None) -> tuple[bool, int]:
     """Run the study, or go on with it, in a process of its own and kill that after so long (None: never).
 
     Returns:
@@ -45,14 +45,14 @@ def one_life(asked: StudyRequest, after_s: float | None) -> tuple[bool, int]:
     if pid == 0:
         code = 1
         try:
-            tune(replace(asked, resume=(asked.out / "journal.jsonl").exists()))
+            tune(replace(request, resume=(request.out / "journal.jsonl").exists()))
             code = 0
         finally:
             os._exit(code)
     deadline = None if after_s is None else time.monotonic() + after_s
     while deadline is None or time.monotonic() < deadline:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
+        result, status = os.waitpid(pid, os.WNOHANG)
+        if result:
             if os.waitstatus_to_exitcode(status) != 0:
                 raise SystemExit("the study failed by itself")
             return True, 0

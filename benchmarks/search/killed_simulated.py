@@ -29,18 +29,20 @@ TRIALS, WORKERS = 24, 4
 
 def tried(out: Path) -> tuple[list[Any], list[Any], int]:
     """Each trial's parameters, in order; how each ended; how often a trial went on though its controller had died."""
-    told = [entry.record for entry in read(out / "journal.jsonl")]
-    begun = [(record.trial, record.params) for record in told if isinstance(record, TrialStarted)]
-    ends = [(r.trial, r.state, r.values, r.seconds, r.worker_seconds) for r in told if isinstance(r, TrialFinished)]
-    return begun, ends, sum(isinstance(record, TrialAdopted) for record in told)
+    results = [entry.record for entry in read(out / "journal.jsonl")]
+    begun = [(record.trial, record.params) for record in results if isinstance(record, TrialStarted)]
+    ends = [(r.trial, r.state, r.values, r.seconds, r.worker_seconds) for r in results if isinstance(r, TrialFinished)]
+    return begun, ends, sum(isinstance(record, TrialAdopted) for record in results)
 
 
 def one(sampler: str, stopping: str, kills: int, seed: int, folder: Path) -> dict[str, Any]:
-    asked = StudyRequest(PROGRAM, folder / "whole", sampler=sampler, stopping=stopping, trials=TRIALS, workers=WORKERS)
-    simulate_until(asked)
-    records = len(read(asked.out / "journal.jsonl"))
+    request = StudyRequest(
+        PROGRAM, folder / "whole", sampler=sampler, stopping=stopping, trials=TRIALS, workers=WORKERS
+    )
+    simulate_until(request)
+    records = len(read(request.out / "journal.jsonl"))
     rng = random.Random(f"{sampler} {stopping} {seed}")
-    killed, points = replace(asked, out=folder / "killed"), []
+    killed, points = replace(request, out=folder / "killed"), []
     for _ in range(kills):
         after = rng.randint(2, max(3, 2 * records // kills))
         resume = (killed.out / "journal.jsonl").exists()
@@ -48,7 +50,7 @@ def one(sampler: str, stopping: str, kills: int, seed: int, folder: Path) -> dic
             break
         points.append(len(read(killed.out / "journal.jsonl")))
     simulate_until(replace(killed, resume=True))
-    (begun, ends, _), (begun_again, ends_again, went_on) = tried(asked.out), tried(killed.out)
+    (begun, ends, _), (begun_again, ends_again, went_on) = tried(request.out), tried(killed.out)
     same = sum(a == b for a, b in zip(begun, begun_again, strict=False))
     return {
         "kills": len(points),
@@ -61,7 +63,7 @@ def one(sampler: str, stopping: str, kills: int, seed: int, folder: Path) -> dic
 
 
 def run(kills_of_each: int = KILLS_OF_EACH, seed: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     began = time.monotonic()
     for sampler, stopping in STUDIES:
         kills, again = 0, 0
@@ -71,13 +73,13 @@ def run(kills_of_each: int = KILLS_OF_EACH, seed: int = 0) -> dict[str, Any]:
                 row = one(sampler, stopping, kills_of_each - kills, seed + again, folder)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-            found[f"{sampler} {stopping} {seed + again}"] = row
+            results[f"{sampler} {stopping} {seed + again}"] = row
             kills, again = kills + row["kills"], again + 1
             print(sampler, stopping, seed + again - 1, row, flush=True)
     return {
-        "kills": sum(row["kills"] for row in found.values()),
-        "studies": len(found),
-        "studies_that_differ": sum(not row["alike"] for row in found.values()),
+        "kills": sum(row["kills"] for row in results.values()),
+        "studies": len(results),
+        "studies_that_differ": sum(not row["alike"] for row in results.values()),
         "seconds": round(time.monotonic() - began, 1),
-        "by_study": found,
+        "by_study": results,
     }

@@ -92,17 +92,17 @@ def run(kills: int, trials: int, longest_s: float, seed: int) -> dict[str, Any]:
             if over:
                 trials += 40  # the study had ended: give it more to do
         one_life(request(out, trials), None)
-        found = records(out)
+        recorded = records(out)
         states: dict[int, str] = {}
-        for record in found:
+        for record in recorded:
             if isinstance(record, (TrialStarted, TrialResumed)):
                 states[record.trial] = "running"
             elif isinstance(record, TrialPaused):
                 states[record.trial] = "paused"
             elif isinstance(record, TrialFinished):
                 states[record.trial] = record.state
-        lost += ends(found)[: len(kept)] != kept
-        resumed = sum(isinstance(record, TrialResumed) and record.cut_off for record in found)
+        lost += ends(recorded)[: len(kept)] != kept
+        resumed = sum(isinstance(record, TrialResumed) and record.cut_off for record in recorded)
         return {
             "kills": killed,
             "trials": len(states),
@@ -119,10 +119,10 @@ def run(kills: int, trials: int, longest_s: float, seed: int) -> dict[str, Any]:
 
 
 def simulated(kills: int, seed: int, out: Path | None, *, keep: bool) -> int:
-    found = killed_simulated.run(max(1, kills // len(killed_simulated.STUDIES)), seed)
+    result = killed_simulated.run(max(1, kills // len(killed_simulated.STUDIES)), seed)
     if keep:
-        write_result(out or SIMULATED, {"simulated": True, "result": found})
-    return int(found["studies_that_differ"] > 0)
+        write_result(out or SIMULATED, {"simulated": True, "result": result})
+    return int(result["studies_that_differ"] > 0)
 
 
 def alike(options: argparse.Namespace) -> int:
@@ -131,9 +131,9 @@ def alike(options: argparse.Namespace) -> int:
     longest_s: float = options.longest or 20.0
     settings: dict[str, Any] = {"kills": kills, "trials": trials, "longest_s": longest_s, "seed": options.seed}
     rows = Rows(None if options.smoke else options.out or ALIKE, settings)
-    rows.told["result"] = found = killed_alike.run(**settings, rows=rows, kinds=kinds)
+    rows.told["result"] = result = killed_alike.run(**settings, rows=rows, kinds=kinds)
     rows.write()
-    return int(found["studies_that_differ"] + found["processes_left_behind"] > 0)
+    return int(result["studies_that_differ"] + result["processes_left_behind"] > 0)
 
 
 def main() -> int:
@@ -153,13 +153,13 @@ def main() -> int:
     if options.simulated:
         return simulated(2 if options.smoke else options.kills, options.seed, options.out, keep=not options.smoke)
     kills, trials = (2, 6) if options.smoke else (options.kills, options.trials)
-    found = run(kills, trials, options.longest or 8.0, options.seed)
-    print(json.dumps(found, indent=2))
+    result = run(kills, trials, options.longest or 8.0, options.seed)
+    print(json.dumps(result, indent=2))
     if not options.smoke:
-        write_result(options.out or RESULT, {"result": found})
-    bad = found["kills_after_which_a_finished_trial_was_missing"] + found["processes_left_behind"]
-    bad += found["kills_after_which_a_trial_was_recorded_twice"] + found["states_in_the_end"].get("running", 0)
-    bad += found["exported_to_optuna"].get("RUNNING", 0)
+        write_result(options.out or RESULT, {"result": result})
+    bad = result["kills_after_which_a_finished_trial_was_missing"] + result["processes_left_behind"]
+    bad += result["kills_after_which_a_trial_was_recorded_twice"] + result["states_in_the_end"].get("running", 0)
+    bad += result["exported_to_optuna"].get("RUNNING", 0)
     return int(bad > 0)
 
 

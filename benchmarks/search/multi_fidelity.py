@@ -83,18 +83,18 @@ def study(cell: Cell, surrogate: Surrogate) -> Study:
 
 def measure(folder: Path, counts: tuple[int, ...], cell: Cell) -> dict[str, Any]:
     stick = yardstick(folder, cell.instance)
-    found = study(cell, stick.surrogate).run(max(counts))
+    study_result = study(cell, stick.surrogate).run(max(counts))
     return {
-        "hypervolume_at": {str(n): round(found.reached(n, stick.reference, stick.whole), 4) for n in counts},
-        "started": found.asked,
-        "finished": len(found.points),
-        "cpu_s": round(found.cpu_s, 1),
+        "hypervolume_at": {str(n): round(study_result.reached(n, stick.reference, stick.whole), 4) for n in counts},
+        "started": study_result.asked,
+        "finished": len(study_result.points),
+        "cpu_s": round(study_result.cpu_s, 1),
     }
 
 
 def summary(cells: Cells) -> dict[str, Any]:
     """Over the seeds of each instance and variant. ``paired_gain``: over the same seed without stopping, the median."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for instance in TEN:
         for sampler, stopping in VARIANTS:
             rows = {
@@ -119,8 +119,8 @@ def summary(cells: Cells) -> dict[str, Any]:
                     "paired_gain": round(statistics.median(gains), 4) if gains else None,
                 }
             entry["started"] = statistics.median(row["started"] for row in rows.values())
-            found[f"{instance} {sampler} {stopping}"] = entry
-    return found
+            results[f"{instance} {sampler} {stopping}"] = entry
+    return results
 
 
 def is_ahead(found: dict[str, Any]) -> str:
@@ -156,8 +156,8 @@ def smoke(folder: Path) -> int:
     instance = INSTANCES[0]
     for sampler, stopping in (("auto", "none"), ("auto", "asha"), ("tpe", "hyperband")):
         counts = (1, 3) if sampler == "auto" else (4, 8)
-        found = measure(folder, counts, Cell(instance, sampler, stopping, 0))
-        print(instance, sampler, stopping, found)
+        result = measure(folder, counts, Cell(instance, sampler, stopping, 0))
+        print(instance, sampler, stopping, result)
     return 0
 
 

@@ -32,16 +32,16 @@ TOLD, RUNNING = (20, 50, 100, 200), (0, 7)
 RESULT = Path(__file__).parents[1] / "results" / "proposals.json"
 
 
-def history(surrogate: Surrogate, told: int, running: int, sampler: str, seed: int) -> Suggester:
+def history(surrogate: Surrogate, expected_count: int, running: int, sampler: str, seed: int) -> Suggester:
     """A search of ``sampler`` that was told so many trials of TPE's, while others run."""
     source = Suggester(space, OBJECTIVES, sampler="tpe", seed=seed)
     search = Suggester(space, OBJECTIVES, sampler=sampler, seed=seed)
-    for at in range(told + running):
-        asked = source.ask()
-        assert asked is not None
-        search.adopt(asked.params)
-        if at < told:
-            point = surrogate(np.array([[asked.values[p.name] for p in PARAMETERS]]))[0]
+    for at in range(expected_count + running):
+        suggestion = source.ask()
+        assert suggestion is not None
+        search.adopt(suggestion.params)
+        if at < expected_count:
+            point = surrogate(np.array([[suggestion.values[p.name] for p in PARAMETERS]]))[0]
             values = {o.name: float(v) for o, v in zip(OBJECTIVES, point, strict=True)}
             for each in (source, search):
                 each.tell(at, TrialFinished(at, "complete", values=values))
@@ -51,10 +51,10 @@ def history(surrogate: Surrogate, told: int, running: int, sampler: str, seed: i
 def cost(search: Suggester) -> float:
     """Seconds of CPU of a proposal, which is then forgotten."""
     start = time.process_time()
-    asked = search.ask()
+    suggestion = search.ask()
     took = time.process_time() - start
-    assert asked is not None
-    search.drop(asked.number)
+    assert suggestion is not None
+    search.drop(suggestion.number)
     return took
 
 
@@ -62,10 +62,10 @@ def told_of(seconds: list[float]) -> dict[str, float]:
     return {"median": round(statistics.median(seconds), 3), "max": round(max(seconds), 3), "of": len(seconds)}
 
 
-def run(folder: Path, instances: tuple[str, ...], told: tuple[int, ...], seeds: int) -> dict[str, Any]:
+def run(folder: Path, instances: tuple[str, ...], values: tuple[int, ...], seeds: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
     cost(history(Surrogate(folder, instances[0]), 12, 0, "gp", 0))  # what is imported on first use
-    for n in told:
+    for n in values:
         for running in RUNNING:
             firsts: list[float] = []
             nexts: list[float] = []
@@ -99,12 +99,12 @@ def main() -> int:
     if options.smoke:
         run(folder, INSTANCES[:1], TOLD[:1], 1)
         return 0
-    found = {
+    results = {
         "measured": "seconds of CPU of a proposal of the Gaussian process, two objectives, seven parameters",
         "machine": machine(),
         "results": run(folder, INSTANCES, TOLD, options.seeds),
     }
-    write_result(options.out, found)
+    write_result(options.out, results)
     return 0
 
 

@@ -36,8 +36,8 @@ def value(one: BaseDistribution, unit: float) -> float | int:
     assert isinstance(one, FloatDistribution | IntDistribution), one
     whole = isinstance(one, IntDistribution)
     low, high = (one.low - 0.5, one.high + 0.5) if whole else (one.low, one.high)
-    found = math.exp(math.log(low) + unit * math.log(high / low)) if one.log else low + unit * (high - low)
-    return int(min(max(round(found), one.low), one.high)) if whole else min(max(found, one.low), one.high)
+    result = math.exp(math.log(low) + unit * math.log(high / low)) if one.log else low + unit * (high - low)
+    return int(min(max(round(result), one.low), one.high)) if whole else min(max(result, one.low), one.high)
 
 
 class BoTorch:
@@ -80,8 +80,8 @@ class BoTorch:
                 sampler=SobolQMCNormalSampler(torch.Size([MC_SAMPLES]), seed=len(self._x)),
             )
             bounds = torch.stack([torch.zeros_like(x[0]), torch.ones_like(x[0])])
-            found, _ = optimize_acqf(acquisition, bounds, 1, num_restarts=RESTARTS, raw_samples=RAW_SAMPLES)
-        return found[0].detach()
+            result, _ = optimize_acqf(acquisition, bounds, 1, num_restarts=RESTARTS, raw_samples=RAW_SAMPLES)
+        return result[0].detach()
 
     def estimate(self, number: int, values: Sequence[float]) -> None:
         """Not told: it has no place for it."""

@@ -24,23 +24,23 @@ _chosen = Rung.epsnet_selector
 
 
 def _chosen_of_told(rung: Any, *, k: int, contenders: Any) -> Any:
-    told = contenders["perf"].notna().any()
-    return _chosen(rung, k=k, contenders=contenders) if told else contenders.iloc[:0]
+    result = contenders["perf"].notna().any()
+    return _chosen(rung, k=k, contenders=contenders) if result else contenders.iloc[:0]
 
 
 Rung.epsnet_selector = _chosen_of_told
 
 
 def neps_space() -> neps.SearchSpace:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for p in PARAMETERS:
         if p.name == "epoch":
-            found[p.name] = neps.HPOInteger(1, EPOCHS, is_fidelity=True)
+            results[p.name] = neps.HPOInteger(1, EPOCHS, is_fidelity=True)
         elif p.whole:
-            found[p.name] = neps.HPOInteger(int(p.low), int(p.high), log=p.log)
+            results[p.name] = neps.HPOInteger(int(p.low), int(p.high), log=p.log)
         else:
-            found[p.name] = neps.HPOFloat(p.low, p.high, log=p.log)
-    return neps.SearchSpace(found)
+            results[p.name] = neps.HPOFloat(p.low, p.high, log=p.log)
+    return neps.SearchSpace(results)
 
 
 class NepsStudy(Study):

@@ -36,6 +36,6 @@ class Moasha(ToTheEnd):
             self._moasha.on_trial_add(self._trials[trial])
 
     def reported(self, intermediate: IntermediateResult) -> str:
-        told = {"epoch": intermediate.epoch, **dict(zip(self._names, intermediate.values, strict=True))}
-        decision = self._moasha.on_trial_result(self._trials[intermediate.trial], told)
+        results = {"epoch": intermediate.epoch, **dict(zip(self._names, intermediate.values, strict=True))}
+        decision = self._moasha.on_trial_result(self._trials[intermediate.trial], results)
         return "stopped" if decision == "STOP" else ""

@@ -95,15 +95,15 @@ PARAMETERS = (
 
 def space(trial: Any) -> dict[str, Any]:
     """The same parameters as a user would write them."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for p in PARAMETERS:
         if p.low == p.high:
-            found[p.name] = p.low
+            results[p.name] = p.low
         elif p.whole:
-            found[p.name] = trial.suggest_int(p.name, int(p.low), int(p.high), log=p.log)
+            results[p.name] = trial.suggest_int(p.name, int(p.low), int(p.high), log=p.log)
         else:
-            found[p.name] = trial.suggest_float(p.name, p.low, p.high, log=p.log)
-    return found
+            results[p.name] = trial.suggest_float(p.name, p.low, p.high, log=p.log)
+    return results
 
 
 class Surrogate:
@@ -116,11 +116,11 @@ class Surrogate:
         self._code = json.loads((folder / "encoding.json").read_text())["OpenML_task_id"][instance]
 
     def __call__(self, rows: Floats) -> Floats:
-        found = []
+        results = []
         for block in np.array_split(rows, max(1, len(rows) // 2000)):
             codes = np.full((len(block), 1), self._code, dtype=np.int32)
-            found.append(self._session.run(None, {"x_cat": codes, "x_cont": block.astype(np.float32)})[0])
-        seconds, accuracy = np.concatenate(found)[:, :2].T.astype(float)
+            results.append(self._session.run(None, {"x_cat": codes, "x_cont": block.astype(np.float32)})[0])
+        seconds, accuracy = np.concatenate(results)[:, :2].T.astype(float)
         return np.stack([1 - accuracy / 100, seconds], axis=1)
 
 
@@ -163,11 +163,11 @@ def yardstick(surrogate: Surrogate, instance: str, pool: int = 200_000, rounds: 
         return dict(known[instance])
     front, reference = best_known(surrogate, pool, rounds)
     shown = [round(float(value), 6) for value in reference]
-    found = {"front_points": len(front), "reference": shown, "hypervolume": round(hypervolume(front, reference), 6)}
+    results = {"front_points": len(front), "reference": shown, "hypervolume": round(hypervolume(front, reference), 6)}
     if whole:
         known = json.loads(FRONTS.read_text()) if FRONTS.exists() else {}  # another process may search for others
-        atomic_write(FRONTS, (json.dumps({**known, instance: found}, indent=2) + "\n").encode())
-    return found
+        atomic_write(FRONTS, (json.dumps({**known, instance: results}, indent=2) + "\n").encode())
+    return results
 
 
 def search(surrogate: Surrogate, sampler: str, seed: int, evaluations: int) -> tuple[Floats, float]:
@@ -176,11 +176,11 @@ def search(surrogate: Surrogate, sampler: str, seed: int, evaluations: int) -> t
     points = []
     start = time.process_time()
     for _ in range(evaluations):
-        asked = suggester.ask()
-        assert asked is not None
-        point = surrogate(np.array([[asked.values[p.name] for p in PARAMETERS]]))[0]
+        suggestion = suggester.ask()
+        assert suggestion is not None
+        point = surrogate(np.array([[suggestion.values[p.name] for p in PARAMETERS]]))[0]
         values = {o.name: float(v) for o, v in zip(OBJECTIVES, point, strict=True)}
-        suggester.tell(asked.number, TrialFinished(asked.number, "complete", values=values))
+        suggester.tell(suggestion.number, TrialFinished(suggestion.number, "complete", values=values))
         points.append(point)
     return np.array(points), time.process_time() - start
 
@@ -202,7 +202,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
-        "versions": {name: found for name in PACKAGES if (found := version(name))},
+        "versions": {name: result for name in PACKAGES if (result := version(name))},
     }
 
 
@@ -236,27 +236,29 @@ def summary(cells: Cells) -> dict[str, Any]:
     sticks = json.loads(FRONTS.read_text())
     for instance, sampler in dict.fromkeys((key.split()[0], key.split()[1]) for key in cells):
         rows = [row for key, row in cells.items() if key.startswith(f"{instance} {sampler} ")]
-        told: dict[str, Any] = {"seeds": len(rows), "cpu_seconds": spread([row["cpu_s"] for row in rows])}
+        lines: dict[str, Any] = {"seeds": len(rows), "cpu_seconds": spread([row["cpu_s"] for row in rows])}
         for count in map(str, COUNTS):
             values = [row["hypervolume_at"][count] for row in rows if count in row["hypervolume_at"]]
-            told |= {f"hypervolume_at_{count}": spread(values)} if values else {}
-        results.setdefault(instance, dict(sticks[instance]))[sampler] = told
+            lines |= {f"hypervolume_at_{count}": spread(values)} if values else {}
+        results.setdefault(instance, dict(sticks[instance]))[sampler] = lines
     return results
 
 
 def document(ours: str, cells: Cells) -> dict[str, Any]:
-    told = {
+    results = {
         "measured": "normalised hypervolume (error x time), see the file's head; every cell measured here",
         "known_at_100": {**KNOWN_AT_100, "instances": INSTANCES},
         "machine": machine(),
     }
     verdicts = {f"judged_at_{count}": judged(at, ours) for count in COUNTS if (at := reached_at(cells, count))}
-    return told | verdicts | {"results": summary(cells)}
+    return results | verdicts | {"results": summary(cells)}
 
 
 def tables(results: dict[str, Any]) -> str:
     """What a document of results judges, in Markdown."""
-    return "\n".join(f"{name}:\n\n{markdown(told)}" for name, told in results.items() if name.startswith("judged_at_"))
+    return "\n".join(
+        f"{name}:\n\n{markdown(result)}" for name, result in results.items() if name.startswith("judged_at_")
+    )
 
 
 def run(folder: Path, options: argparse.Namespace) -> int:

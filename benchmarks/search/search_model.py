@@ -95,10 +95,10 @@ def study(
     errors, times, now = list[float](), list[float](), 0.0
     while len(errors) < most:
         while len(running) < width:
-            asked = suggester.ask()
-            assert asked is not None
-            error, seconds = surrogate(np.array([[asked.values[p.name] for p in PARAMETERS]]))[0]
-            heapq.heappush(running, (now + max(0.0, seconds), asked.number, error, seconds))
+            suggestion = suggester.ask()
+            assert suggestion is not None
+            error, seconds = surrogate(np.array([[suggestion.values[p.name] for p in PARAMETERS]]))[0]
+            heapq.heappush(running, (now + max(0.0, seconds), suggestion.number, error, seconds))
         for _ in range(len(running) if generations else 1):
             now, number, error, seconds = heapq.heappop(running)
             suggester.tell(number, TrialFinished(number, "complete", values={"error": float(error)}))
@@ -145,13 +145,13 @@ def makespans(rng: np.random.Generator, draws: int) -> list[dict[str, Any]]:
     for cv in (0.2, 0.4, 0.8):
         for runs, width in ((128, 4), (128, 16), (128, 64), (32, 16), (256, 32)):
             for generations in (False, True):
-                found = [_makespan(rng.gamma(1 / cv**2, cv**2, runs), width, generations) for _ in range(draws)]
+                results = [_makespan(rng.gamma(1 / cv**2, cv**2, runs), width, generations) for _ in range(draws)]
                 model = SearchModel(runs, 1.0, 1, 0.0, 0.0, variation=cv, generations=generations)
-                told = float(model.rounds(np.array([float(width)]))[0])
-                simulated = statistics.fmean(found)
+                value = float(model.rounds(np.array([float(width)]))[0])
+                simulated = statistics.fmean(results)
                 row = {"cv": cv, "runs": runs, "width": width, "generations": generations}
-                row |= {"simulated": round(simulated, 3), "formula": round(told, 3)}
-                rows.append({**row, "error": round(told / simulated - 1, 4)})
+                row |= {"simulated": round(simulated, 3), "formula": round(value, 3)}
+                rows.append({**row, "error": round(value / simulated - 1, 4)})
     return rows
 
 
@@ -166,7 +166,7 @@ def _makespan(times: Floats, width: int, generations: bool) -> float:
 
 def stopping(folder: Path, instances: tuple[str, ...], seeds: int, full: int) -> dict[str, Any]:
     """Full trainings' worth that ASHA needs over ``full``, by instance."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for instance in instances:
         stick, shares, started = yardstick(folder, instance), list[float](), list[float]()
         for seed in range(seeds):
@@ -180,13 +180,13 @@ def stopping(folder: Path, instances: tuple[str, ...], seeds: int, full: int) ->
             ]
             shares.append(min([*at, float(full)]) / full)  # one that does not come there counts as no saving
             started.append(asha.asked)
-        found[instance] = {
+        results[instance] = {
             "share": round(statistics.median(shares), 3),
             "by_seed": [round(each, 3) for each in shares],
             "trials_started": statistics.median(started),
         }
-        print(instance, found[instance], flush=True)
-    return found
+        print(instance, results[instance], flush=True)
+    return results
 
 
 def blind(folder: Path, instances: tuple[str, ...], seeds: int, runs: tuple[int, ...]) -> dict[str, Any]:
@@ -224,13 +224,13 @@ def bred(folder: Path, instances: tuple[str, ...], seeds: int, runs: tuple[int, 
 
 def one_batch(folder: Path, instances: tuple[str, ...]) -> dict[str, Any]:
     """The coefficient of variation of random trainings' seconds with one batch size."""
-    rng, found = np.random.default_rng(2), dict[str, float]()
+    rng, result = np.random.default_rng(2), dict[str, float]()
     for instance in instances:
         rows = decode(rng.random((RANDOM, len(PARAMETERS))))
         rows[:, [p.name for p in PARAMETERS].index("batch_size")] = 128
         seconds = Surrogate(folder, instance)(rows)[:, 1]
-        found[instance] = round(float(seconds.std() / seconds.mean()), 3)
-    return {"median": statistics.median(found.values()), **found}
+        result[instance] = round(float(seconds.std() / seconds.mean()), 3)
+    return {"median": statistics.median(result.values()), **result}
 
 
 def ordered(surrogate: Surrogate, width: int, seed: int, most: int, short_first: bool) -> list[tuple[float, float]]:
@@ -238,10 +238,10 @@ def ordered(surrogate: Surrogate, width: int, seed: int, most: int, short_first:
     suggester = Suggester(space, ERROR, sampler="tpe", seed=seed)
 
     def proposed() -> tuple[float, int, float]:
-        asked = suggester.ask()
-        assert asked is not None
-        error, seconds = surrogate(np.array([[asked.values[p.name] for p in PARAMETERS]]))[0]
-        return max(0.0, float(seconds)), asked.number, float(error)
+        suggestion = suggester.ask()
+        assert suggestion is not None
+        error, seconds = surrogate(np.array([[suggestion.values[p.name] for p in PARAMETERS]]))[0]
+        return max(0.0, float(seconds)), suggestion.number, float(error)
 
     first = [proposed() for _ in range(FIRST)]
     waiting = sorted(first) if short_first else first
@@ -258,7 +258,7 @@ def ordered(surrogate: Surrogate, width: int, seed: int, most: int, short_first:
 
 def short_first(folder: Path, instances: tuple[str, ...], seeds: int, most: int) -> dict[str, Any]:
     """By how many run at once: time to two levels, short ones first over as proposed."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for width in (2, 4, 8):
         ratios, rng = list[list[float]](), np.random.default_rng(4)
         for instance in instances:
@@ -269,9 +269,9 @@ def short_first(folder: Path, instances: tuple[str, ...], seeds: int, most: int)
                 ratios.append([float(np.log(_until(short, level) / _until(plain, level))) for level in levels])
         logs = np.array(ratios)
         drawn = np.array([logs[rng.integers(len(logs), size=len(logs))].mean(axis=0) for _ in range(1000)])
-        told = np.exp(np.vstack([logs.mean(axis=0), np.quantile(drawn, (0.025, 0.975), axis=0)])).round(3).T.tolist()
-        found[str(width)] = {"to_first_ten": told[0], "to_24": told[1], "studies": len(logs)}
-    return found
+        result = np.exp(np.vstack([logs.mean(axis=0), np.quantile(drawn, (0.025, 0.975), axis=0)])).round(3).T.tolist()
+        results[str(width)] = {"to_first_ten": result[0], "to_24": result[1], "studies": len(logs)}
+    return results
 
 
 def _until(ended: list[tuple[float, float]], level: float) -> float:
@@ -291,10 +291,10 @@ def crowded(folder: Path, instances: tuple[str, ...], seeds: int, most: int, wid
                 if generations and width == 1:
                     by_width[1] = curves[False][instance][1]  # one at a time is a generation of one
                     continue
-                told = [study(surrogate, width, generations, seed, most) for seed in range(seeds)]
-                by_width[width] = np.array([errors for errors, _ in told])
-                times += [seconds for _, seconds in told]
-                best = statistics.median(float(errors[-1]) for errors, _ in told)
+                results = [study(surrogate, width, generations, seed, most) for seed in range(seeds)]
+                by_width[width] = np.array([errors for errors, _ in results])
+                times += [seconds for _, seconds in results]
+                best = statistics.median(float(errors[-1]) for errors, _ in results)
                 print(f"{instance}, {width} at once, generations {generations}: {best:.4f}", flush=True)
     rng = np.random.default_rng(0)
     spreads = [float(each.std() / each.mean()) for each in times]
@@ -312,7 +312,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         instances, seeds, most, widths, draws, full = INSTANCES[:1], 2, 24, (4,), 20, 4
         runs = RUNS[:1]
     known = json.loads(options.out.read_text()) if options.out.exists() and not options.smoke else {}
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "measured": "simulated studies on the lcbench surrogate, see the file's head; nothing was trained",
         "machine": machine(),
         "seeds": seeds,
@@ -320,7 +320,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         **{name: known[name] for name in PARTS if name in known},
     }
     if not set(PARTS[:3]) <= set(known):
-        found |= crowded(folder, instances, seeds, most, widths)
+        results |= crowded(folder, instances, seeds, most, widths)
     for name, part in (
         ("blind", lambda: blind(folder, instances, seeds, runs)),
         ("genetic", lambda: bred(folder, instances, 4 * seeds, runs, most)),
@@ -330,8 +330,8 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         ("short_first", lambda: short_first(folder, instances, seeds, min(most, STOPPED_AT))),
     ):
         if name not in known:
-            found[name] = part()
-    return found
+            results[name] = part()
+    return results
 
 
 def main() -> int:
@@ -345,13 +345,13 @@ def main() -> int:
     try:
         if not (folder / "model.onnx").is_file():
             raise UserError("the lcbench surrogate must be there", folder, "give --data DIR or set ELASTUNE_DATA")
-        found = run(folder, options)
+        result = run(folder, options)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    print(json.dumps({name: found[name] for name in PARTS if name != "makespans"}, indent=1))
+    print(json.dumps({name: result[name] for name in PARTS if name != "makespans"}, indent=1))
     if not options.smoke:
-        write_result(options.out, found)
+        write_result(options.out, result)
     return 0
 
 

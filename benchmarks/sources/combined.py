@@ -129,33 +129,33 @@ class Kept:
     def begun(cls, settings: Found, out: Path | None) -> Kept:
         """What an earlier run with these settings has left in ``out``, if any."""
         kept = cls(settings, out)
-        if told := begun(out, settings):
-            raw = told["raw"]
+        if outcome := begun(out, settings):
+            raw = outcome["raw"]
             kept.facts, kept.trained, kept.searched, kept.loads = (
                 raw[name] for name in ("facts", "trained", "searched", "loads")
             )
         return kept
 
-    def write(self, told: Found) -> None:
+    def write(self, outcome: Found) -> None:
         """All of it, with what it comes to."""
         self.loads.append(round(os.getloadavg()[0], 2))
         raw = {"facts": self.facts, "trained": self.trained, "searched": self.searched, "loads": self.loads}
-        write(self.out, self.settings, {**told, "raw": raw})
+        write(self.out, self.settings, {**outcome, "raw": raw})
 
 
 def images(name: str, folder: Path) -> Path:
     """A file with what trains and what judges: of MNIST's training and validation images the first ones."""
-    cut, found = BATCH * STEPS, mnist() if name == "mnist" else digits()
-    pairs = [part.tensors for part in (found.train, found.validation)]
+    cut, outcome = BATCH * STEPS, mnist() if name == "mnist" else digits()
+    pairs = [part.tensors for part in (outcome.train, outcome.validation)]
     pixels, labels = ([pair[i][:most] for pair, most in zip(pairs, (cut, JUDGES), strict=True)] for i in (0, 1))
     if name != "mnist":
         pixels = [F.interpolate(each, size=(28, 28)) for each in pixels]
-    told = {
+    results = {
         "pixels": np.concatenate([(each * 255).round().byte().numpy() for each in pixels]),
         "labels": np.concatenate([each.numpy() for each in labels]),
     }
     path = folder / "images.npz"
-    np.savez(path, **told)
+    np.savez(path, **results)
     return path
 
 
@@ -253,7 +253,7 @@ def result(size: Size, kept: Kept, known: Table, replays: int) -> Found:
     alone = {mesh: predicted[Row("", False, 1, mesh).key]["training_s"] for mesh in size.meshes}
     one = singles(kept.trained, {str(mesh): seconds for mesh, seconds in alone.items()})
     by_mesh = {row["mesh"]: row["speed_up"]["median"] for row in one}
-    told: Found = {
+    results: Found = {
         "labels": {
             "measured": "live: studies on namespaces with shaped links; compute paced, judging and sums real",
             "predicted": "modelled by elastune.core.plan before anything was measured on hosts",
@@ -265,12 +265,12 @@ def result(size: Size, kept: Kept, known: Table, replays: int) -> Found:
     if replays:
         live, large = size.search(True), size.search(True, at_scale=True)
         target = facts["target"]
-        told["replayed"] = at_scale(scaled(size.live), predicted, known, target, live, replays)
-        told["at_scale"] = {
+        results["replayed"] = at_scale(scaled(size.live), predicted, known, target, live, replays)
+        results["at_scale"] = {
             name: at_scale(scaled(scale), facts["modelled"][name], known, target, large, replays)
             for scale, name in zip(size.scales, facts["modelled"], strict=True)
         }
-    return told
+    return results
 
 
 def main() -> int:
@@ -309,10 +309,10 @@ def run(size: Size, settings: Found, seeds: int, until: float, out: Path | None)
         config = {"images": str(pixels), "flops_a_second": size.flops_a_second}
         known = learn(size, kept, config)
         measure(size, kept, config, known, seeds, until)
-    told = result(size, kept, known, size.replays)
-    kept.write(told)
-    say(told, kept.facts)
-    return 0 if told["combined"] else 1
+    outcome = result(size, kept, known, size.replays)
+    kept.write(outcome)
+    say(outcome, kept.facts)
+    return 0 if outcome["combined"] else 1
 
 
 if __name__ == "__main__":

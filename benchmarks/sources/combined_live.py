@@ -96,15 +96,15 @@ class Hosts:
         """One search to its end. ``how``: who proposes, out of what space, the target, trainings at most."""
         search, table, target, most = how
         self.cluster.gather(row.nodes, GATHER_S)
-        asked = StudyRequest(
+        request = StudyRequest(
             program, self._next(), config=dict(config), workers=row.nodes, execution=execution, seed=seed, trials=most,
             **rules(search, target, None),
         )  # fmt: skip
-        if tune(asked, space=table.space, cluster=self.cluster).ending == INTERRUPTED:
+        if tune(request, space=table.space, cluster=self.cluster).ending == INTERRUPTED:
             raise KeyboardInterrupt
-        found = course(asked.out / JOURNAL, table, target, row.nodes)
-        shutil.rmtree(asked.out, ignore_errors=True)
-        return {"row": row.key, "seed": seed, **found}
+        result = course(request.out / JOURNAL, table, target, row.nodes)
+        shutil.rmtree(request.out, ignore_errors=True)
+        return {"row": row.key, "seed": seed, **result}
 
     def _next(self) -> Path:
         self._runs += 1
@@ -147,23 +147,23 @@ def course(journal: Path, table: Table, target: float, workers: int) -> Found:
 
 def table_of(program: Program, config: Mapping[str, Any], table: Table, workers: int) -> Table:
     """``table`` with what every configuration reaches, each trained once here, at this machine's own speed."""
-    found = {}
+    results = {}
     with tempfile.TemporaryDirectory() as folder:
-        asked = StudyRequest(
+        request = StudyRequest(
             program, Path(folder) / "table", config=dict(config), workers=workers, sampler="grid",
             trials=len(table.keys), execution=ExecutionSettings(mode="fast"),
         )  # fmt: skip
-        if tune(asked, space=table.space).ending == INTERRUPTED:
+        if tune(request, space=table.space).ending == INTERRUPTED:
             raise KeyboardInterrupt
         keys = {}
-        for entry in read(asked.out / JOURNAL):
+        for entry in read(request.out / JOURNAL):
             record = entry.record
             if isinstance(record, TrialStarted):
                 keys[record.trial] = table.key(record.params)
             elif isinstance(record, TrialFinished):
                 accuracy = record.values.get("accuracy", 0.0)
-                found[keys[record.trial]] = Training(accuracy, accuracy, 1.0)
-    return Table(table.genes, found)
+                results[keys[record.trial]] = Training(accuracy, accuracy, 1.0)
+    return Table(table.genes, results)
 
 
 def _end(host: Host, agent: subprocess.Popen[bytes]) -> None:

@@ -65,8 +65,8 @@ def multiplied(row: Row, single: Mapping[str, float]) -> float | None:
     """The seed's product of ``single`` techniques, which are known by a mesh or by a search's key; None where one is
     not. So many trainings of a random search at once count as so many times as fast."""
     searched = single.get(Row("", True, row.width, ALONE).key) if row.genetic else float(row.width)
-    told = [searched, *(single.get(str(mesh)) for mesh in meshes(row))]
-    return None if None in told else math.prod(each for each in told if each is not None)
+    results = [searched, *(single.get(str(mesh)) for mesh in meshes(row))]
+    return None if None in results else math.prod(each for each in results if each is not None)
 
 
 def spread(values: Sequence[float]) -> Found:
@@ -129,7 +129,7 @@ def combined(
         by_row.setdefault(search["row"], {})[search["seed"]] = search
     base = by_row.get(rows[0].key, {})
     single = dict(trained)
-    told: list[Found] = []
+    results: list[Found] = []
     for row in rows:
         mine = by_row.get(row.key, {})
         both = [seed for seed in mine if seed in base]
@@ -139,20 +139,20 @@ def combined(
         speed_up = alone / measured if measured and alone else None
         if row.mesh == ALONE and speed_up is not None:
             single[row.key] = speed_up
-        told.append({"row": row.name, "runs": _runs(mine, both), "nodes": row.nodes, **batches(row)})
-        told[-1] |= _judged(row, mine, both, base)
-        told[-1] |= {
+        results.append({"row": row.name, "runs": _runs(mine, both), "nodes": row.nodes, **batches(row)})
+        results[-1] |= _judged(row, mine, both, base)
+        results[-1] |= {
             "speed_up_multiplied": _rounded(multiplied(row, single)),
             **_predicted(planned, row, rows[0]),
             "speed_up_measured": _rounded(speed_up),
         }
-        now = told[-1]
+        now = results[-1]
         now["error_of_product"] = error(now["speed_up_multiplied"], speed_up)
         now["error_of_prediction"] = error(now["speed_up_predicted"], speed_up)
         now["error_of_seconds"] = error(now["seconds_predicted"], measured)
         each = now["seconds_a_run"]
         now["error_of_seconds_a_run"] = error(now["seconds_predicted"] / now["runs_predicted"], each)
-    return told
+    return results
 
 
 def _judged(row: Row, mine: Mapping[int, Mapping[str, Any]], seeds: Sequence[int], base: Mapping[int, Any]) -> Found:

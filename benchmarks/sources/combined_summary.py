@@ -30,10 +30,10 @@ def at_scale(
         kind = row.genetic, row.width
         if kind not in simulated:
             search, patience = (bred, PATIENCE) if row.genetic else (Search(""), None)
-            found = [replay(known, search, row.width, seed, target, patience, PROGRAM) for seed in range(seeds)]
-            simulated[kind] = effort(found)  # of trainings of a second each: its seconds are rounds
+            result = [replay(known, search, row.width, seed, target, patience, PROGRAM) for seed in range(seeds)]
+            simulated[kind] = effort(result)  # of trainings of a second each: its seconds are rounds
         seconds[row.key] = simulated[kind].seconds * modelled[row.key]["training_s"]
-    base, single, told = seconds[rows[0].key], dict[str, float](), list[Found]()
+    base, single, outcome = seconds[rows[0].key], dict[str, float](), list[Found]()
     alone = modelled[rows[0].key]["training_s"]
     for row in rows:
         if row.genetic and row.mesh == ALONE:
@@ -41,17 +41,17 @@ def at_scale(
         elif not row.genetic and row.width == 1:
             single[str(row.mesh)] = alone / modelled[row.key]["training_s"]
     for row in (row for row in rows if row.name):
-        found, speed_up = simulated[row.genetic, row.width], base / seconds[row.key]
+        result, speed_up = simulated[row.genetic, row.width], base / seconds[row.key]
         predicted = modelled[rows[0].key]["seconds"] / modelled[row.key]["seconds"]
-        told.append(
+        outcome.append(
             {
                 "row": row.name,
                 "key": row.key,
                 "nodes": row.nodes,
                 **batches(row),
-                "reached": f"{found.reached} of {found.searches}",
-                "runs_simulated": _rounded(found.runs),
-                "rounds_simulated": _rounded(found.seconds),
+                "reached": f"{result.reached} of {result.searches}",
+                "runs_simulated": _rounded(result.runs),
+                "rounds_simulated": _rounded(result.seconds),
                 "runs_predicted": modelled[row.key]["runs"],
                 "training_modelled_s": modelled[row.key]["training_s"],
                 "seconds": _rounded(seconds[row.key]),
@@ -62,23 +62,23 @@ def at_scale(
                 "error_of_prediction": error(predicted, speed_up),
             }
         )
-    return told
+    return outcome
 
 
-def say(told: Found, facts: Found) -> None:
+def say(result: Found, facts: Found) -> None:
     """All tables, for a person."""
     print(
         f"target {facts['target']:.2%}: {facts['reaching']} of {facts['configurations']} configurations reach it, "
         f"{facts['random_runs_expected']:.1f} random trainings expected"
     )
-    for row in told["single_techniques"]:
+    for row in result["single_techniques"]:
         print(
             f"  one training, {row['mesh']:18} {row['nodes']:2} nodes: {row['seconds']['median']:7.2f} s "
             f"{row['speed_up']['median']:5.2f} x [{row['speed_up']['least']:.2f}-{row['speed_up']['most']:.2f}], "
             f"predicted {row['predicted_speed_up']:.2f} x, error of seconds {percent(row['error_of_seconds'])}"
         )
     print("row                        nodes  runs  reached  seconds  x multiplied  predicted  MEASURED  error  cores")
-    for row in told["combined"]:
+    for row in result["combined"]:
         print(
             f"{row['row']:26} {row['nodes']:5} {row['runs']:5.1f} {row['reached']}/{len(row['seeds'])} "
             f"{row['seconds']['median']:10.1f} {number(row['speed_up_multiplied']):>12} "
@@ -86,7 +86,7 @@ def say(told: Found, facts: Found) -> None:
             f"{percent(row['error_of_prediction']):>7} {row['cores_busy']:.0%}; a run "
             f"{row['seconds_a_run']:.2f} s, error {percent(row['error_of_seconds_a_run'])}"
         )
-    for name, rows in {"live size": told.get("replayed", []), **told.get("at_scale", {})}.items():
+    for name, rows in {"live size": result.get("replayed", []), **result.get("at_scale", {})}.items():
         print(f"{name}: simulated by replay, trainings' seconds modelled")
         for row in rows:
             print(

@@ -156,19 +156,19 @@ def trained(genes: Mapping[str, Sequence[float]], out: Path) -> Table:
     """What the journal in ``out`` tells of trainings that have ended. A failed one reached nothing."""
     table = Table(genes, {})
     keys: dict[int, Key] = {}
-    found: dict[Key, Training] = {}
+    results: dict[Key, Training] = {}
     for entry in read(out / JOURNAL) if (out / JOURNAL).exists() else []:
         record = entry.record
         if isinstance(record, TrialStarted):
             keys[record.trial] = table.key(record.params)
         elif isinstance(record, TrialFinished):
             metrics = record.metrics
-            found[keys[record.trial]] = Training(
+            results[keys[record.trial]] = Training(
                 record.values.get("accuracy", 0.0),
                 metrics.get("test_accuracy", 0.0),
                 metrics.get(DURATION, record.seconds),
             )
-    return Table(genes, found)
+    return Table(genes, results)
 
 
 def tabulate(size: Size, out: Path, workers: int) -> Table:
@@ -185,10 +185,10 @@ def tabulate(size: Size, out: Path, workers: int) -> Table:
 
 def earlier(result: Path) -> tuple[Table, dict[str, Any]]:
     """The trainings in a result of this script, and the machine that they were measured on."""
-    told = json.loads(result.read_text())
-    genes = told["settings"]["genes"]
-    rows = {tuple(row[: len(genes)]): Training(*row[len(genes) :]) for row in told["trainings"]["rows"]}
-    return Table(genes, rows), told["trainings"].get("machine") or told["machine"]
+    data = json.loads(result.read_text())
+    genes = data["settings"]["genes"]
+    rows = {tuple(row[: len(genes)]): Training(*row[len(genes) :]) for row in data["trainings"]["rows"]}
+    return Table(genes, rows), data["trainings"].get("machine") or data["machine"]
 
 
 def cell(found: Effort, random_one: Effort, random_same: Effort) -> dict[str, Any]:
@@ -208,11 +208,11 @@ def replays(table: Table, size: Size, seeds: int, processes: int) -> dict[str, d
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
 
         def efforts(search: Search, patience: int | None, count: int) -> dict[int, Effort]:
-            found = {}
+            results = {}
             for nodes in size.nodes:
                 one = partial(replay, table, search, nodes, threshold=size.threshold, patience=patience)
-                found[nodes] = effort(list(pool.map(one, range(count), chunksize=5)))
-            return found
+                results[nodes] = effort(list(pool.map(one, range(count), chunksize=5)))
+            return results
 
         random = efforts(Search(""), None, seeds * RANDOM_SEEDS)
         rows = {"random": random}
@@ -243,15 +243,15 @@ def live(size: Size, folder: Path, workers: int) -> dict[str, Any]:
             out = folder / f"live-{nodes}-{seed}"
             how = rules(search, size.threshold, size.patience)
             kept = Study.load(out) if (out / JOURNAL).exists() else None
-            asked = request(size, out, nodes, seed=seed, **how)
-            study = kept if kept is not None and kept.ending else tune(asked, space=table.space)
+            plain_request = request(size, out, nodes, seed=seed, **how)
+            study = kept if kept is not None and kept.ending else tune(plain_request, space=table.space)
             again = trained(size.genes, out).trainings
             same = sum(each.accuracy == table.trainings[key].accuracy for key, each in again.items())
             row = {"label": MEASURED, "nodes": nodes, "seed": seed, **rounded(found_by(study, search, size.threshold))}
             rows.append({**row, "ended": study.ending, "same_as_tabulated": same, "trainings": len(again)})
         for nodes in size.nodes if seed == TABLE_SEED else ():
-            told = replay(table, search, nodes, seed, size.threshold, size.patience)
-            rows.append({"label": REPLAYED, "nodes": nodes, "seed": seed, **rounded(told)})
+            replayed = replay(table, search, nodes, seed, size.threshold, size.patience)
+            rows.append({"label": REPLAYED, "nodes": nodes, "seed": seed, **rounded(replayed)})
     ones = {(row["seed"], row["label"]): row["seconds"] for row in rows if row["nodes"] == size.nodes[0]}
     print(
         f"{demes} x {population}, synchronous, digits: nodes seed runs generations seconds speed-up accuracy test label"
@@ -281,11 +281,11 @@ def rounded(found: Found) -> dict[str, Any]:
 
 
 def report(table: Table, size: Size, rows: Mapping[str, Mapping[int, Mapping[str, Any]]], seeds: int) -> dict[str, Any]:
-    """Print the table; returns what is said of random configurations."""
-    found = chance([each.accuracy for each in table.trainings.values()], size.threshold)
+    """Print the table; return what is printed of random configurations."""
+    odds = chance([each.accuracy for each in table.trainings.values()], size.threshold)
     print(
-        f"random configurations that reach {size.threshold:.1%}: {found.reached} of {found.tried} = {found.share:.1%} "
-        f"[{found.low:.1%}, {found.high:.1%}]; {found.expected_runs:.1f} runs expected without repetition\n"
+        f"random configurations that reach {size.threshold:.1%}: {odds.reached} of {odds.tried} = {odds.share:.1%} "
+        f"[{odds.low:.1%}, {odds.high:.1%}]; {odds.expected_runs:.1f} runs expected without repetition\n"
         f"a success, over {seeds} seeds, of random {seeds * RANDOM_SEEDS} ({REPLAYED}):\n"
         f"{'search':>24} nodes   reached   runs (95 %)  gen.  seconds  "
         "speed-up = fewer runs x seconds/run  accuracy  test (worst) %"
@@ -298,7 +298,7 @@ def report(table: Table, size: Size, rows: Mapping[str, Mapping[int, Mapping[str
                 f"{name:>24} {nodes:5} {c['reached']:4}/{c['searches']:<4} {c['runs']:6.1f} +-{c['runs_ci']:4.1f} "
                 f"{c['generations']:5.1f} {c['seconds']:8.1f}  {product}  {tests}"
             )
-    return {**asdict(found), "share": found.share, "expected_runs_without_repetition": found.expected_runs}
+    return {**asdict(odds), "share": odds.share, "expected_runs_without_repetition": odds.expected_runs}
 
 
 def run(size: Size, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -352,12 +352,12 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 run(SMOKE, Path(folder), options)
             return 0
-        found = run(FULL if options.full else SMALL, options.folder, options)
+        result = run(FULL if options.full else SMALL, options.folder, options)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(written({**conditions(), **found}))
+    options.out.write_text(written({**conditions(), **result}))
     return 0
 
 

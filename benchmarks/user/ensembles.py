@@ -121,9 +121,9 @@ def timed(model: nn.Module, data: Any, least_s: float) -> tuple[float, float]:
     """The same, and the CPU seconds of one thread for all of ``data``, over at least ``least_s``."""
     times, began = 0, time.process_time()
     while not times or time.process_time() - began < least_s:
-        found = tested(model, data)
+        result = tested(model, data)
         times += 1
-    return found, (time.process_time() - began) / times
+    return result, (time.process_time() - began) / times
 
 
 def searched(
@@ -181,13 +181,13 @@ class Bench:
 def rows_of(search: str, study: Path, config: dict[str, Any], begun_s: float, timed_s: float) -> list[Row]:
     """Each way to use the search in ``study``, of which all choices are made by its selection set."""
     objective = OBJECTIVES.get(config["task"], "accuracy")
-    found = [elastune.ensemble(study, method=method, objective=objective, seed=config["part"]) for method in METHODS]
+    results = [elastune.ensemble(study, method=method, objective=objective, seed=config["part"]) for method in METHODS]
     known = {one.trial: one for one in library(study).candidates}
-    bench = Bench(search, splits(config), known, found[0].single, begun_s, study, timed_s)
+    bench = Bench(search, splits(config), known, results[0].single, begun_s, study, timed_s)
     best = known[bench.single]
     model = model_of(best, build).eval()
     rows = [bench.row(BEST, (best.trial,), model, parameters_of(best))]
-    rows += [bench.of(one) for one in found]
+    rows += [bench.of(one) for one in results]
     if search == OWN:
         return rows
     for how in ("uniform", "greedy"):
@@ -215,8 +215,8 @@ def of_task(
             rows += rows_of(search, study, config, beforehand, timed_s)
         per_seed.append(rows)
         tell(f"{task}, seed {seed}: " + ", ".join(f"{row.name} {row.test:.2f}" for row in rows))
-    told = summary(per_seed)
-    return {"size": vars(size), "rows": told, "goals": goals(told, size.seeds), "searches": costs}
+    result = summary(per_seed)
+    return {"size": vars(size), "rows": result, "goals": goals(result, size.seeds), "searches": costs}
 
 
 def in_turns(task: str, turns: Turns, size: Size, folder: Path) -> dict[str, Any]:
@@ -230,11 +230,11 @@ def in_turns(task: str, turns: Turns, size: Size, folder: Path) -> dict[str, Any
             with LocalCluster(workers, preload=PRELOAD) as cluster:
                 warm = {**config, "train": 64, "epochs": 1}  # what is imported once is not counted
                 run_job(RunSpec(Program(PROGRAM), folder / f"{out.name}-warm", warm, execution=MEANS), cluster=cluster)
-                asked = StudyRequest(
+                request = StudyRequest(
                     Program(PROGRAM), out, sampler="random", trials=turns.members, workers=workers, execution=MEANS
                 )
                 began = time.perf_counter()
-                study = tune(replace(asked, config=config, seed=1, keep="all"), cluster=cluster)
+                study = tune(replace(request, config=config, seed=1, keep="all"), cluster=cluster)
                 seconds[workers].append(time.perf_counter() - began)
             assert len(study.complete) == turns.members
     alone = seconds[turns.workers[0]]
@@ -261,24 +261,24 @@ def main() -> int:
     images = "digits" if options.smoke or datasets.find("fashion_mnist") is None else "fashion"
     if not options.smoke and images == "digits":
         print("no Fashion-MNIST on this machine: digits instead, and nothing here is of Fashion-MNIST")
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     tell = partial(print, flush=True)
     with tempfile.TemporaryDirectory(prefix="ensembles-") as name:
         with LocalCluster(WORKERS, preload=PRELOAD) as cluster:
             for task, size in ((images, sizes.images), ("diabetes", sizes.diabetes)):
-                found[task] = of_task(task, size, sizes.timed_s, cluster, Path(name), tell)
+                results[task] = of_task(task, size, sizes.timed_s, cluster, Path(name), tell)
         turns = [in_turns("digits" if one.sample_s else images, one, sizes.images, Path(name)) for one in sizes.turns]
-    for task, told in found.items():
-        for row in told["rows"]:
-            print(line(task, row, told["size"]["seeds"]))
-        for goal in told["goals"]:
+    for task, result in results.items():
+        for row in result["rows"]:
+            print(line(task, row, result["size"]["seeds"]))
+        for goal in result["goals"]:
             print(f"{task}: {goal['goal']}: {goal['verdict']} ({goal['measured']})")
     for one in turns:
         print(f"{one['members']} members, {one['computing']} computing: seconds by workers {one['seconds']}")
     if not options.smoke:
         fallen = images == "digits"
-        told = {"digits_instead_of_fashion_mnist": fallen, "results": found, "members_in_turns": turns}
-        write_result(options.out, told)
+        result = {"digits_instead_of_fashion_mnist": fallen, "results": results, "members_in_turns": turns}
+        write_result(options.out, result)
     return 0
 
 

@@ -38,7 +38,7 @@ class Row:
 
 def summary(per_seed: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
     """Over seeds: means, and the gain over the best single trial of the same search, paired by seed, with its CI."""
-    told = []
+    results = []
     for at, first in enumerate(per_seed[0]):
         column = [rows[at] for rows in per_seed]
         single = [next(r for r in rows if r.search == first.search) for rows in per_seed]
@@ -46,7 +46,7 @@ def summary(per_seed: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
         gains = [row.test - best.test for row, best in zip(column, single, strict=True)]
         mean, half = mean_ci(gains)
         answers = [row.answer_s / best.answer_s for row, best in zip(column, single, strict=True)]
-        told.append(
+        results.append(
             {
                 "search": first.search,
                 "name": first.name,
@@ -63,13 +63,13 @@ def summary(per_seed: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
                 "answer_cpu_seconds": round(median(row.answer_s for row in column), 5),
             }
         )
-    return told
+    return results
 
 
 def goals(rows: Sequence[dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
     """The issue's goals, of the searches that they speak of: see the docstring of ensembles.py."""
-    found = {(row["search"], row["name"]): row for row in rows}
-    greedy, soup = found[OWN, "greedy ensemble"], found[ONE, "greedy soup"]
+    results = {(row["search"], row["name"]): row for row in rows}
+    greedy, soup = results[OWN, "greedy ensemble"], results[ONE, "greedy soup"]
     every = f"{greedy['seeds_no_worse']} of {seeds} seeds"
     half = soup["gain_ci95_half"]
     return [

@@ -105,8 +105,8 @@ class Place:
         """One training: validation accuracy by epoch, and test accuracy."""
         out = self.folder / name
         result = run_job(RunSpec(PROGRAM, out, config, execution=MEANS, start_from=begins), cluster=self.cluster)
-        told = [e.record.metrics for e in read(out / "journal.jsonl") if isinstance(e.record, Reported)]
-        return [one["accuracy"] for one in told if "accuracy" in one], result.metrics["test_accuracy"]
+        results = [e.record.metrics for e in read(out / "journal.jsonl") if isinstance(e.record, Reported)]
+        return [one["accuracy"] for one in results if "accuracy" in one], result.metrics["test_accuracy"]
 
     def study(
         self, name: str, config: dict[str, Any], over: dict[str, list[int]], begins: StartFrom | None = None
@@ -114,14 +114,14 @@ class Place:
         """One training for each of the values of a setting, in parallel: the study's folder, its worker-seconds."""
         (setting, values), out = next(iter(over.items())), self.folder / name
         config = {key: value for key, value in config.items() if key != setting}
-        asked = StudyRequest(
+        request = StudyRequest(
             PROGRAM, out, sampler="grid", trials=len(values), workers=WORKERS, execution=MEANS, config=config,
             keep="all", start_from=begins,
         )  # fmt: skip
         space = lambda trial: {setting: trial.suggest_categorical(setting, values)}  # noqa: E731
-        found = tune(asked, space=space, cluster=self.cluster)
-        assert len(found.complete) == len(values), f"{out}: a training has failed"
-        return out, sum(trial.worker_seconds for trial in found.complete)
+        tuned = tune(request, space=space, cluster=self.cluster)
+        assert len(tuned.complete) == len(values), f"{out}: a training has failed"
+        return out, sum(trial.worker_seconds for trial in tuned.complete)
 
 
 def begun_elsewhere(pair: str, seed: int, size: Size, place: Place) -> dict[str, Any]:
@@ -215,13 +215,13 @@ def by_deeper_tree(flat: Flat, tree: ClassTree, before: tuple[int, float]) -> di
     root_epochs = max(1, round((left - below) / root))
     settings = {name: value for name, value in config.items() if name not in ("tree", "node")}
     settings |= {"epochs": epochs, "root_epochs": root_epochs}
-    found = elastune.train_tree(
+    result = elastune.train_tree(
         PROGRAM.path, tree, flat.place.folder / "deeper", fresh=FRESH, config=settings, workers=WORKERS,
         execution=MEANS, cluster=flat.place.cluster,
     )  # fmt: skip
-    assert len(found.complete) == len(tree.nodes()), f"{found.out}: a training has failed"
-    model = elastune.join(found, found, build, tree)
-    seconds = before[1] + sum(trial.worker_seconds for trial in found.complete)
+    assert len(result.complete) == len(tree.nodes()), f"{result.out}: a training has failed"
+    model = elastune.join(result, result, build, tree)
+    seconds = before[1] + sum(trial.worker_seconds for trial in result.complete)
     return flat.row(model, before[0] + below + root_epochs * root, seconds)
 
 
@@ -248,17 +248,17 @@ def by_parts(flat: Flat, split: str) -> dict[str, float]:
 def beside_flat(seed: int, size: Size, place: Place) -> tuple[dict[str, dict[str, float]], list[list[int]]]:
     """One seed of all ways, and the tree that was learnt."""
     flat = flat_of(seed, size, place)
-    found = {"flat": flat_row(flat)}
+    results = {"flat": flat_row(flat)}
     half = max(1, size.epochs // 2)
-    found["given tree"] = by_tree(flat, "given", elastune.class_tree(TREES[size.target]), (0, 0.0), half)
+    results["given tree"] = by_tree(flat, "given", elastune.class_tree(TREES[size.target]), (0, 0.0), half)
     short, short_s = place.study("short", {**flat.config, "epochs": 1}, {"part": [0]})
     tree = learn_classes(short, 3).tree
     before = flat.size.train * flat.multiplications * TRAINED, short_s
-    found["learnt tree"] = by_tree(flat, "learnt", tree, before, max(1, half - 1))
-    found["deeper tree"] = by_deeper_tree(flat, learn_classes(short, DEEPER).tree, before)
+    results["learnt tree"] = by_tree(flat, "learnt", tree, before, max(1, half - 1))
+    results["deeper tree"] = by_deeper_tree(flat, learn_classes(short, DEEPER).tree, before)
     for split in ("regions", "samples"):
-        found[split] = by_parts(flat, split)
-    return found, tree.to_json()
+        results[split] = by_parts(flat, split)
+    return results, tree.to_json()
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class Found:
         size = self.size
         names = {"tasks": f"{size.source}, then {size.target}"}
         names["halves"] = f"half the classes of {size.target}, then the other half"
-        return {names[pair]: started(found, size.target_epochs) for pair, found in self.elsewhere.items()}
+        return {names[pair]: started(result, size.target_epochs) for pair, result in self.elsewhere.items()}
 
     @property
     def beside(self) -> dict[str, Any]:
@@ -318,23 +318,23 @@ def main() -> int:
     size = SMOKE if options.smoke else FULL
     for data in {size.source, size.target}:
         LOADERS[data]()  # what is missing is told before anything is trained
-    found = Found(size, {"tasks": [], "halves": []}, [], [], [round(os.getloadavg()[0], 1)])
+    result = Found(size, {"tasks": [], "halves": []}, [], [], [round(os.getloadavg()[0], 1)])
     with tempfile.TemporaryDirectory(prefix="transfer-") as name, LocalCluster(WORKERS) as cluster:
         for seed in range(size.seeds):
             place = Place(cluster, Path(name) / str(seed))
-            for pair, column in found.elsewhere.items():
+            for pair, column in result.elsewhere.items():
                 column.append(begun_elsewhere(pair, seed, size, place))
             if seed < size.flat_seeds:
                 ways, tree = beside_flat(seed, size, place)
-                found.ways.append(ways)
-                found.trees.append(tree)
+                result.ways.append(ways)
+                result.trees.append(tree)
                 tests = ", ".join(f"{way} {100 * one['test']:.2f}" for way, one in ways.items())
                 print(f"seed {seed}: {tests}", flush=True)
-            found.loads.append(round(os.getloadavg()[0], 1))
+            result.loads.append(round(os.getloadavg()[0], 1))
             if not options.smoke:  # each time: who stops it here has what was measured so far
-                write_result(options.out, found.to_json())
-    print("\n".join(told(found.pairs, found.beside)))
-    unequal = [name for name, one in found.beside.items() if abs(one["compute_over_flat"] - 1) > UNEQUAL]
+                write_result(options.out, result.to_json())
+    print("\n".join(told(result.pairs, result.beside)))
+    unequal = [name for name, one in result.beside.items() if abs(one["compute_over_flat"] - 1) > UNEQUAL]
     if unequal and not options.smoke:
         print(f"compute is not equal: {unequal}")
         return 1

@@ -42,8 +42,8 @@ def epochs_to(accuracies: Sequence[float], target: float) -> int | None:
 def gained(values: Sequence[float], digits: int = 2) -> dict[str, Any]:
     """Their mean with its 95 % interval, and what that says: above 0, below, or neither."""
     mean, half = mean_ci(values)
-    told = {"mean": round(mean, digits), "ci95_half": None if half is None else round(half, digits)}
-    return {**told, "verdict": verdict(mean, half), "each": [round(one, digits) for one in values]}
+    results = {"mean": round(mean, digits), "ci95_half": None if half is None else round(half, digits)}
+    return {**results, "verdict": verdict(mean, half), "each": [round(one, digits) for one in values]}
 
 
 def verdict(mean: float, half: float | None) -> str:
@@ -78,15 +78,15 @@ def started(found: Sequence[dict[str, Any]], epochs: int) -> dict[str, Any]:
 
 def compared(found: Sequence[dict[str, dict[str, float]]]) -> dict[str, Any]:
     """Each way over seeds, beside the flat model of the same seed and compute. ``found``: by name, of each seed."""
-    told = {}
+    results = {}
     for name in found[0]:
         column = [seed[name] for seed in found]
         gains = [100 * (seed[name]["test"] - seed["flat"]["test"]) for seed in found]
-        told[name] = {
+        results[name] = {
             "test_percent": round(100 * fmean(one["test"] for one in column), 2),
             "points_over_flat": gained(gains),
             "compute_over_flat": round(fmean(s[name]["compute"] / s["flat"]["compute"] for s in found), 3),
             "inference_over_flat": round(fmean(s[name]["inference"] / s["flat"]["inference"] for s in found), 2),
             "worker_seconds": round(fmean(one["worker_seconds"] for one in column), 2),
         }
-    return told
+    return results

@@ -64,7 +64,7 @@ def sources_of(seed: int, size: Size, place: Place) -> list[Path]:
     for name in size.sources:
         own = {"data": name, "classes": halves(seed)[0] if name == size.target else [], "train": size.train[0]}
         out, trials = place.folder / f"from-{name}", len(size.rates) * len(size.epochs)
-        asked = StudyRequest(
+        request = StudyRequest(
             PROGRAM, out, sampler="grid", trials=trials, workers=2, execution=MEANS,
             config={**own, "seed": seed, "selection": size.selection}, keep="all",
         )  # fmt: skip
@@ -73,9 +73,9 @@ def sources_of(seed: int, size: Size, place: Place) -> list[Path]:
             rate = trial.suggest_categorical("lr", list(size.rates))
             return {"lr": rate, "epochs": trial.suggest_categorical("epochs", list(size.epochs))}
 
-        found = tune(asked, space=space, cluster=place.cluster)
-        assert len(found.complete) == asked.trials, f"{asked.out}: a training has failed"
-        studies.append(asked.out)
+        tuned = tune(request, space=space, cluster=place.cluster)
+        assert len(tuned.complete) == request.trials, f"{request.out}: a training has failed"
+        studies.append(request.out)
     return studies
 
 
@@ -93,8 +93,8 @@ def one_seed(seed: int, size: Size, place: Place) -> dict[str, Any]:
     assert all(one.measured is not None for one in ranking.sources), "a training is not taken for its source's"
     tests = [elastune.Study.load(out).complete[0].metrics["test_accuracy"] for out in begun]  # in the order of ranks
     cold = elastune.Study.load(place.study("cold", target, {"part": [0]})[0]).complete[0].metrics["test_accuracy"]
-    told = [told_of(source, test) for source, test in zip(ranking.sources, tests, strict=True)]
-    return {"seed": seed, "tau": ranking.tau, "cold_test": cold, "sources": told}
+    results = [told_of(source, test) for source, test in zip(ranking.sources, tests, strict=True)]
+    return {"seed": seed, "tau": ranking.tau, "cold_test": cold, "sources": results}
 
 
 def told_of(source: RankedSource, test: float) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def __getattr__(name: str) -> Any:
         try:
             return getattr(import_module(f"elastune.{_HOMES[name]}"), name)
         except ModuleNotFoundError as error:
-            from elastune.core.extras import missing_extra
+            from elastune.core.plugins import missing_extra
 
             if (line := missing_extra(error)) is None:
                 raise

@@ -73,11 +73,11 @@ def itself(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"{name}_itself", PROGRAMS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
+    result = importlib.util.module_from_spec(spec)
     with monkeypatch.context() as patch:
         patch.setenv("LIGHTNING_ITSELF", "1")
-        spec.loader.exec_module(found)
-    return found
+        spec.loader.exec_module(result)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_it_trains_as_lightning_does(
     torch.manual_seed(derive(SEED, "init"))
     with monkeypatch.context() as patch:
         patch.setenv("LIGHTNING_ITSELF", "1")
-        told = plain.main()
-    assert len(told) == plain.config["epochs"]
+        result = plain.main()
+    assert len(result) == plain.config["epochs"]
     ours = Runs(cluster, tmp_path, Program(PROGRAMS / f"{name}_disturbed.py"))(2, **settings)
     near = 5e-3 if "scale" in options else 1e-5
-    assert [report["loss"] for report in ours.reports] == pytest.approx(told, abs=near)
+    assert [report["loss"] for report in ours.reports] == pytest.approx(result, abs=near)
     assert ours.outcome.steps == plain.config["epochs"] * 3 // options.get("accumulate", 1)
 
 
@@ -193,11 +193,11 @@ def test_a_test_behind_the_training_is_reported_beside_it(tmp_path: Path, monkey
         trainers.append(plain(*given, **options))
         return trainers[0]
 
-    trainers, told, plain = [], list[Record](), lightened.Trainer
+    trainers, result, plain = [], list[Record](), lightened.Trainer
     monkeypatch.setattr(lightened, "Trainer", seen)
     monkeypatch.setattr(lightened.Classifier, "test_step", lambda module, batch, at: module.log("tested", 0.5), False)
-    in_session(tested)(lone_session(tmp_path, send=told.append))
-    reports = [sorted(each.metrics) for each in told if isinstance(each, Reported)]
+    in_session(tested)(lone_session(tmp_path, send=result.append))
+    reports = [sorted(each.metrics) for each in result if isinstance(each, Reported)]
     assert reports == [["accuracy", "loss", "rate"]] * lightened.config["epochs"] + [["tested"]]
 
 

@@ -76,11 +76,11 @@ def test_it_trains_as_transformers_does(tmp_path: Path, accumulated: int) -> Non
     ours, theirs = made["ours"], made["theirs"]
     assert theirs.state.global_step == ours.state.global_step == 6
     for name in ("loss", "learning_rate", "eval_loss", "eval_accuracy"):
-        told = [(entry["step"], entry[name]) for entry in theirs.state.log_history if name in entry]
-        found = [(entry["step"], entry[name]) for entry in ours.state.log_history if name in entry]
-        assert len(told) >= 2
-        assert [step for step, _ in found] == [step for step, _ in told], name
-        assert [value for _, value in found] == pytest.approx([value for _, value in told], abs=1e-5), name
+        values = [(entry["step"], entry[name]) for entry in theirs.state.log_history if name in entry]
+        results = [(entry["step"], entry[name]) for entry in ours.state.log_history if name in entry]
+        assert len(values) >= 2
+        assert [step for step, _ in results] == [step for step, _ in values], name
+        assert [value for _, value in results] == pytest.approx([value for _, value in values], abs=1e-5), name
     for mine, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         assert torch.allclose(mine, other, atol=1e-4)  # of AdamW, which magnifies rounding
 
@@ -119,8 +119,8 @@ def test_it_evaluates_as_transformers_does(tmp_path: Path) -> None:
             reports.append(record.metrics)
 
     in_session(evaluate)(lone_session(tmp_path, send=send))
-    told = trainer(tmp_path, transformers.Trainer).evaluate()
-    assert reports == [{name: pytest.approx(told[name], abs=1e-6) for name in ("eval_loss", "eval_accuracy")}]
+    result = trainer(tmp_path, transformers.Trainer).evaluate()
+    assert reports == [{name: pytest.approx(result[name], abs=1e-6) for name in ("eval_loss", "eval_accuracy")}]
 
 
 def test_steps_callbacks_and_models_are_as_asked(tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_steps_callbacks_and_models_are_as_asked(tmp_path: Path) -> None:
 
     def train(session: Any) -> None:
         made = trainer(tmp_path, max_steps=4, eval_strategy="steps", eval_steps=2, logging_steps=2)
-        found = made.train()
-        assert (found.global_step, session.step) == (4, 4)
+        result = made.train()
+        assert (result.global_step, session.step) == (4, 4)
         assert [entry["step"] for entry in made.state.log_history if "eval_loss" in entry] == [2, 4]
         made.save_model(str(tmp_path / "model"))
         assert (tmp_path / "model" / "model.safetensors").exists()
@@ -154,9 +154,9 @@ def test_what_callbacks_remember_is_state() -> None:
     one, other = (EarlyStoppingCallback(1), EarlyStoppingCallback(1))
     one.early_stopping_patience_counter = 3
     state = TrainerState(global_step=7, best_metric=0.5)
-    found = TrainerState()
-    TrackedState(found, [other]).load_state_dict(TrackedState(state, [one]).state_dict())
-    assert (found.global_step, found.best_metric, other.early_stopping_patience_counter) == (7, 0.5, 3)
+    result = TrainerState()
+    TrackedState(result, [other]).load_state_dict(TrackedState(state, [one]).state_dict())
+    assert (result.global_step, result.best_metric, other.early_stopping_patience_counter) == (7, 0.5, 3)
 
 
 def test_what_a_run_decides_is_refused(tmp_path: Path) -> None:

@@ -97,12 +97,12 @@ def test_the_best_fixed_setting_is_chosen_on_validation_among_those_that_never_f
     unstable = chosen("fixed 50", 50, [[0.95, 0.96], [0.95, 0.97], [0.9, 0.1]])
     assert row(unstable, STEP_S).failed == 1
     adaptive = chosen("gns", 64, [[0.90, 0.91]] * 3, GNS, steps=5)
-    found = verdict(adaptive, [SLOW, FAST, unstable], STEP_S)
-    assert found is not None
-    assert found.best_fixed == "fixed 100"
-    assert found.within
-    assert found.time_ratio == pytest.approx(10 * 1.64 * MONITORED / 40)
-    assert found.holds
+    judged = verdict(adaptive, [SLOW, FAST, unstable], STEP_S)
+    assert judged is not None
+    assert judged.best_fixed == "fixed 100"
+    assert judged.within
+    assert judged.time_ratio == pytest.approx(10 * 1.64 * MONITORED / 40)
+    assert judged.holds
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,10 @@ def test_the_best_fixed_setting_is_chosen_on_validation_among_those_that_never_f
 )
 def test_domination(curve: float, steps: int, within: bool, dominated: tuple[str, ...]) -> None:
     adaptive = chosen("gns", 64, [[curve / 2, curve]] * 3, GNS, steps=steps)
-    found = verdict(adaptive, [SLOW, FAST], STEP_S)
-    assert found is not None
-    assert (found.within, found.dominated_by) == (within, dominated)
-    assert found.holds == (within and not dominated)
+    judged = verdict(adaptive, [SLOW, FAST], STEP_S)
+    assert judged is not None
+    assert (judged.within, judged.dominated_by) == (within, dominated)
+    assert judged.holds == (within and not dominated)
 
 
 def test_batches_over_time_follow_the_decisions() -> None:

@@ -27,23 +27,23 @@ def table(best: float = 0.99) -> Table:
 
 def test_on_one_node_time_is_the_sum_of_what_was_trained() -> None:
     for search in (Search(BREEDING, True), Search(BREEDING, False), Search("")):
-        found = replay(table(), search, 1, seed=0, threshold=0.98)
-        assert found.reached
-        assert found.accuracy == 0.99
-        assert found.test == pytest.approx(0.98)
-        assert found.runs <= found.seconds <= 4 * found.runs
+        replayed = replay(table(), search, 1, seed=0, threshold=0.98)
+        assert replayed.reached
+        assert replayed.accuracy == 0.99
+        assert replayed.test == pytest.approx(0.98)
+        assert replayed.runs <= replayed.seconds <= 4 * replayed.runs
 
 
 def test_random_tries_no_configuration_twice_and_all_if_it_must() -> None:
-    found = replay(table(), Search(""), 3, seed=1, threshold=1.0)
-    assert not found.reached
-    assert found.runs == 64
-    assert found.generations == 0
+    replayed = replay(table(), Search(""), 3, seed=1, threshold=1.0)
+    assert not replayed.reached
+    assert replayed.runs == 64
+    assert replayed.generations == 0
 
 
 def test_the_same_search_is_replayed_alike_and_another_seed_is_another_search() -> None:
-    found = [replay(table(), Search(BREEDING), 4, seed, 0.98, 10) for seed in (0, 0, 1)]
-    assert found[0] == found[1] != found[2]
+    results = [replay(table(), Search(BREEDING), 4, seed, 0.98, 10) for seed in (0, 0, 1)]
+    assert results[0] == results[1] != results[2]
 
 
 def test_a_synchronous_search_begins_no_training_before_its_generation_has_ended() -> None:
@@ -58,9 +58,9 @@ def test_a_synchronous_search_begins_no_training_before_its_generation_has_ended
 
 
 def test_synchronous_decisions_do_not_depend_on_the_number_of_nodes() -> None:
-    found = {nodes: replay(table(), Search(BREEDING, True), nodes, 3, 0.98, 10) for nodes in (1, 2, 8)}
-    assert len({each.generations for each in found.values()}) == 1
-    assert found[1].seconds > found[2].seconds > found[8].seconds
+    results = {nodes: replay(table(), Search(BREEDING, True), nodes, 3, 0.98, 10) for nodes in (1, 2, 8)}
+    assert len({each.generations for each in results.values()}) == 1
+    assert results[1].seconds > results[2].seconds > results[8].seconds
 
 
 def test_a_search_that_gives_up_is_paid_for_by_those_that_succeed() -> None:
@@ -90,19 +90,19 @@ def test_speed_up_is_fewer_runs_times_fewer_seconds_a_run() -> None:
 
 
 def test_the_interval_of_a_rare_success_is_wilsons() -> None:
-    found = chance([0.99] + [0.9] * 99, 0.986)
-    assert (found.reached, found.tried, found.share) == (1, 100, 0.01)
-    assert found.low == pytest.approx(0.00177, abs=1e-5)
-    assert found.high == pytest.approx(0.05449, abs=1e-5)
-    assert found.expected_runs == 50.5
+    result = chance([0.99] + [0.9] * 99, 0.986)
+    assert (result.reached, result.tried, result.share) == (1, 100, 0.01)
+    assert result.low == pytest.approx(0.00177, abs=1e-5)
+    assert result.high == pytest.approx(0.05449, abs=1e-5)
+    assert result.expected_runs == 50.5
     none = chance([0.9] * 28, 0.986)
     assert (none.low, none.expected_runs) == (0.0, math.inf)
     assert none.high == pytest.approx(0.1206, abs=1e-4)
 
 
 def test_random_runs_are_as_many_as_the_share_promises() -> None:
-    found = [replay(table(), Search(""), 1, seed, threshold=0.98).runs for seed in range(15)]
-    assert sum(found) / 15 == pytest.approx(65 / 2, abs=10)  # one of 64 reaches it: uniform on 1..64, deviation 18.5
+    results = [replay(table(), Search(""), 1, seed, threshold=0.98).runs for seed in range(15)]
+    assert sum(results) / 15 == pytest.approx(65 / 2, abs=10)  # one of 64 reaches it: uniform on 1..64, deviation 18.5
 
 
 def test_spaces_have_the_sizes_that_are_told() -> None:
@@ -120,6 +120,6 @@ def test_the_committed_table_is_read_again() -> None:
 
 def test_what_is_written_is_json_with_a_line_for_each_training() -> None:
     text = written({"a": math.inf, "b": [math.nan, 1.5], "trainings": {"columns": ["x"], "rows": [[1], [2]]}})
-    found = json.loads(text)
-    assert found == {"a": None, "b": [None, 1.5], "trainings": {"columns": ["x"], "rows": [[1], [2]]}}
+    data = json.loads(text)
+    assert data == {"a": None, "b": [None, 1.5], "trainings": {"columns": ["x"], "rows": [[1], [2]]}}
     assert "    [2]" in text.splitlines()

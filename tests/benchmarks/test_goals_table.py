@@ -95,14 +95,14 @@ def stopping(name: str) -> Numbers:
 
 
 def ten_stopped() -> Numbers:
-    found = result("multi_fidelity_ten")["judged_at_50"]["against"]["auto none"]
-    gains = [row["gain"] for row in found["by_instance"].values()]
-    return [sum(gain > 0 for gain in gains), found["mean_gain"], *(gain for gain in gains if gain < 0)]
+    outcome = result("multi_fidelity_ten")["judged_at_50"]["against"]["auto none"]
+    gains = [row["gain"] for row in outcome["by_instance"].values()]
+    return [sum(gain > 0 for gain in gains), outcome["mean_gain"], *(gain for gain in gains if gain < 0)]
 
 
 def doubling() -> Numbers:
-    found = result("elastic_search_short_first")["times_ours"]["short_first"]["double"]
-    return [found[level]["times_its_seconds"]["median"] for level in ("0.8", "0.9", "0.95", "0.98")]
+    outcome = result("elastic_search_short_first")["times_ours"]["short_first"]["double"]
+    return [outcome[level]["times_its_seconds"]["median"] for level in ("0.8", "0.9", "0.95", "0.98")]
 
 
 def steepest(arm: str) -> Numbers:
@@ -117,13 +117,13 @@ def spot() -> Numbers:
 
 def adapted(data: str, against: str, adaptive: str) -> Any:
     verdicts = result("adaptive")["results"][data]["16 workers"]["verdicts"]
-    (found,) = (v for v in verdicts if (v["against"], v["adaptive"]) == (against, adaptive))
-    return found
+    (outcome,) = (v for v in verdicts if (v["against"], v["adaptive"]) == (against, adaptive))
+    return outcome
 
 
 def setting(data: str, name: str) -> Any:
-    (found,) = (row for row in result("adaptive")["results"][data]["16 workers"]["rows"] if row["name"] == name)
-    return found
+    (outcome,) = (row for row in result("adaptive")["results"][data]["16 workers"]["rows"] if row["name"] == name)
+    return outcome
 
 
 def over_as_good() -> float:
@@ -145,8 +145,8 @@ def goodput() -> Iterator[float]:
 
 
 def switched(story: str, policy: str) -> Numbers:
-    found = result("switching")[story][policy]
-    return [100 * max(found["behind_best_fixed"]), found["whole_over_best_fixed"]]
+    outcome = result("switching")[story][policy]
+    return [100 * max(outcome["behind_best_fixed"]), outcome["whole_over_best_fixed"]]
 
 
 def accuracy_behind() -> Numbers:
@@ -181,14 +181,14 @@ def strategies() -> Numbers:
 
 
 def sooner() -> Numbers:
-    found = [
+    results = [
         row["shorter"]
         for row in result("strategies")["times"]
         if row["link"] == "50mbit" and row["learners"] == 8 and row["strategy"] == "diloco_rounded"
     ]
     whole = result("strategies")["whole"]
     tasks = {name.split()[0] for name in whole}
-    return [*found, *(whole[f"{t} allreduce"]["seconds"] / whole[f"{t} diloco_rounded"]["seconds"] for t in tasks)]
+    return [*results, *(whole[f"{t} allreduce"]["seconds"] / whole[f"{t} diloco_rounded"]["seconds"] for t in tasks)]
 
 
 hosts, agents = "hosts", "agents"
@@ -274,16 +274,16 @@ def test_every_row_has_its_figures() -> None:
 
 def test_readme_what_slots_cost() -> None:
     text = between("Compared with the CPU time of plain PyTorch", "`benchmarks/parallel/slots.py`")
-    found = {
+    results = {
         slots: [cell["over_plain"][f"exact_{slots}"]["median"] for cell in result("slots")["cells"]]
         for slots in (2, 4, 8)
     }
     (most_2,) = re.findall(r"2 slots up to ([\d.]+) times", text)
     (range_4,) = re.findall(r"took ([\d.]+ to [\d.]+) times as much", text)
     (range_8,) = re.findall(r"8 slots ([\d.]+ to [\d.]+) times", text)
-    assert unfounded(most_2, [max(found[2])]) == []
-    assert unfounded(range_4, [min(found[4]), max(found[4])]) == []
-    assert unfounded(range_8, [min(found[8]), max(found[8])]) == []
+    assert unfounded(most_2, [max(results[2])]) == []
+    assert unfounded(range_4, [min(results[4]), max(results[4])]) == []
+    assert unfounded(range_8, [min(results[8]), max(results[8])]) == []
 
 
 def peer_pauses(event: str) -> dict[str, float]:

@@ -32,14 +32,14 @@ def test_what_a_result_has_is_not_measured_again(tmp_path: Path, monkeypatch: py
         rows.told["sum"] = sum(found(rows, number)[0] for number in range(seeds))
         rows.write()
     assert asked == [0, 1, 2]
-    told = json.loads(out.read_text())
-    assert (told["sum"], told["settings"]) == (3, {"sizes": [1, 2]})
-    assert list(told["cells"]) == ["seed 0", "seed 1", "seed 2"]
-    assert told["command"].endswith("python one.py --run 2")
+    data = json.loads(out.read_text())
+    assert (data["sum"], data["settings"]) == (3, {"sizes": [1, 2]})
+    assert list(data["cells"]) == ["seed 0", "seed 1", "seed 2"]
+    assert data["command"].endswith("python one.py --run 2")
     rows = Rows(out, {"sizes": (1, 2)})
     monkeypatch.setattr(sys, "argv", ["one.py", "--run", "nothing is measured"])
     rows.write()
-    assert json.loads(out.read_text())["command"] == told["command"]  # and so is the machine: the newest row's
+    assert json.loads(out.read_text())["command"] == data["command"]  # and so is the machine: the newest row's
     assert os.listdir(out.parent) == [out.name]
 
 

@@ -10,9 +10,9 @@ from benchmarks.adaptive.monitoring import BOUNDS, is_decided, median_interval, 
 
 
 def cell(ratios: list[float]) -> dict[str, Any]:
-    found = {"median": sorted(ratios)[len(ratios) // 2], "median_interval": median_interval(ratios)}
+    results = {"median": sorted(ratios)[len(ratios) // 2], "median_interval": median_interval(ratios)}
     size = {"monitor": "noise_scale", "model": "lenet", "workers": 2, "mode": "fast", "rounds": len(ratios)}
-    return {**size, "every_10_over_off_cpu": found}
+    return {**size, "every_10_over_off_cpu": results}
 
 
 def drawn(centre: float, spread: float, count: int, seed: int) -> list[float]:

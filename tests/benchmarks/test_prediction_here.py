@@ -15,8 +15,14 @@ from elastune.core.mesh import Mesh
 
 def row(predicted: float, measured: float | None, *, model: str = "mlp", probed: bool = False) -> dict[str, Any]:
     error = None if measured is None else predicted / measured - 1
-    told = {"model": model, "key": str(predicted), "probed": probed, "step_s": predicted, "measured_step_s": measured}
-    return {**told, "step_error": error, "within": True, "memory_error": 0.02, "part_error": None, "busy": 0.5}
+    results = {
+        "model": model,
+        "key": str(predicted),
+        "probed": probed,
+        "step_s": predicted,
+        "measured_step_s": measured,
+    }
+    return {**results, "step_error": error, "within": True, "memory_error": 0.02, "part_error": None, "busy": 0.5}
 
 
 def test_rows_are_every_mechanism_on_meshes_of_up_to_so_many_workers() -> None:
@@ -31,8 +37,8 @@ def test_rows_are_every_mechanism_on_meshes_of_up_to_so_many_workers() -> None:
 def test_what_is_beyond_the_step_model_comes_as_often_as_the_mechanism_does_it() -> None:
     """32 samples on 4 workers in passes of 4: two passes, three hops."""
     four = Mesh(shard=4)
-    told = {name: times(plan_of(name, four, 32, 4)) for name in ("zero", "sharded", *ENGINES)}
-    assert told == {"zero": 1, "sharded": 6, "fsdp2": 6, "deepspeed": 2, "fairscale": 1}
+    results = {name: times(plan_of(name, four, 32, 4)) for name in ("zero", "sharded", *ENGINES)}
+    assert results == {"zero": 1, "sharded": 6, "fsdp2": 6, "deepspeed": 2, "fairscale": 1}
 
 
 def test_the_verdict_is_of_all_rows_that_ran() -> None:

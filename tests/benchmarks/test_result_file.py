@@ -28,11 +28,11 @@ def test_a_result_has_its_conditions(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "argv", ["benchmarks/one.py", "--only", "a b"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     write_result(tmp_path / "new" / "one.json", {"cells": [1, 2]})
-    told = json.loads((tmp_path / "new" / "one.json").read_text())
-    assert list(told) == [*CONDITIONS, "cells"]
-    assert told["command"] == "OMP_NUM_THREADS=1 python -m benchmarks.one --only 'a b'"
-    assert complete(told) == []
-    assert told["cells"] == [1, 2]
+    data = json.loads((tmp_path / "new" / "one.json").read_text())
+    assert list(data) == [*CONDITIONS, "cells"]
+    assert data["command"] == "OMP_NUM_THREADS=1 python -m benchmarks.one --only 'a b'"
+    assert complete(data) == []
+    assert data["cells"] == [1, 2]
 
 
 def test_a_script_may_know_its_machine_better(tmp_path: Path) -> None:
@@ -73,11 +73,11 @@ def complete(told: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.stem)
 def test_what_a_committed_result_says_of_its_conditions_is_whole(file: Path) -> None:
     """Results from before there was one way have a command and a machine at most."""
-    told = json.loads(file.read_text())
-    if isinstance(told, dict) and "wall_s" in told and isinstance(told.get("load"), dict):
-        assert complete(told) == []
-    elif isinstance(told, dict) and "command" in told:
-        assert told["command"]
+    data = json.loads(file.read_text())
+    if isinstance(data, dict) and "wall_s" in data and isinstance(data.get("load"), dict):
+        assert complete(data) == []
+    elif isinstance(data, dict) and "command" in data:
+        assert data["command"]
 
 
 def writes(tree: ast.AST) -> list[int]:
@@ -94,8 +94,8 @@ def writes(tree: ast.AST) -> list[int]:
 
 def imports(file: Path) -> set[str]:
     """The other benchmarks that ``file`` imports from, wherever in it."""
-    found = {n.module for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom) and n.module}
-    return {name for name in found if file_of(name).is_file()}
+    results = {n.module for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom) and n.module}
+    return {name for name in results if file_of(name).is_file()}
 
 
 def file_of(module: str) -> Path:
@@ -105,8 +105,8 @@ def file_of(module: str) -> Path:
 
 
 def reaches_writer(file: Path, seen: frozenset[str] = frozenset()) -> bool:
-    found = imports(file) - seen
-    return bool(found & WRITER) or any(reaches_writer(file_of(n), seen | found) for n in found)
+    result = imports(file) - seen
+    return bool(result & WRITER) or any(reaches_writer(file_of(n), seen | result) for n in result)
 
 
 @pytest.mark.parametrize("file", [file for file in SCRIPTS if file.stem != "result_file"], ids=lambda file: file.stem)
@@ -127,10 +127,10 @@ def test_a_line_for_each_training_has_them_too() -> None:
 def test_rows_that_are_kept_have_those_of_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["benchmarks/one.py"])
     Rows(tmp_path / "a.json").of("x", lambda: {"y": 1})
-    told = json.loads((tmp_path / "a.json").read_text())
-    assert complete(told) == []
+    data = json.loads((tmp_path / "a.json").read_text())
+    assert complete(data) == []
     monkeypatch.setattr(result_file, "machine_context", lambda: {"cores": 99})
     rows = Rows(tmp_path / "a.json")
     rows.write()  # nothing is measured
     again = json.loads((tmp_path / "a.json").read_text())
-    assert {name: again[name] for name in CONDITIONS} == {name: told[name] for name in CONDITIONS}
+    assert {name: again[name] for name in CONDITIONS} == {name: data[name] for name in CONDITIONS}

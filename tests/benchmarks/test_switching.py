@@ -18,11 +18,11 @@ LOSSY = {**FIXED, "lossy": ran(LESS, (500, 500), 500)}
 
 
 def test_a_less_accurate_strategy_is_nothing_to_keep_up_with() -> None:
-    found = judge(ran(ACCURATE, (96, 290), 160), LOSSY)
-    assert (found["left_out"], found["more_accurate"]) == (["lossy"], [])
-    assert found["behind_best_fixed"] == [0.04, 0.033]
-    assert (found["whole_over_best_fixed"], found["met"]) == (1.067, True)
-    assert "without lossy" in words("it", found)
+    verdict = judge(ran(ACCURATE, (96, 290), 160), LOSSY)
+    assert (verdict["left_out"], verdict["more_accurate"]) == (["lossy"], [])
+    assert verdict["behind_best_fixed"] == [0.04, 0.033]
+    assert (verdict["whole_over_best_fixed"], verdict["met"]) == (1.067, True)
+    assert "without lossy" in words("it", verdict)
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,13 @@ def test_a_less_accurate_strategy_is_nothing_to_keep_up_with() -> None:
     ],
 )
 def test_what_misses_the_goal(accuracies: tuple[float, ...], phases: tuple[float, float], whole: float) -> None:
-    found = judge(ran(accuracies, phases, whole), FIXED)
-    assert found["met"] is False
-    assert words("it", found).endswith("MISSED")
-    assert (found["more_accurate"] == ["allreduce", "local"]) == (accuracies == LESS)
+    verdict = judge(ran(accuracies, phases, whole), FIXED)
+    assert verdict["met"] is False
+    assert words("it", verdict).endswith("MISSED")
+    assert (verdict["more_accurate"] == ["allreduce", "local"]) == (accuracies == LESS)
 
 
 def test_of_one_seed_nothing_is_shown() -> None:
-    found = judge(ran((0.9,), (100, 300), 200), {name: ran((0.1,), (100, 100), 100) for name in FIXED})
-    assert (found["left_out"], found["met"]) == ([], None)
-    assert "not shown" in words("it", found)
+    verdict = judge(ran((0.9,), (100, 300), 200), {name: ran((0.1,), (100, 100), 100) for name in FIXED})
+    assert (verdict["left_out"], verdict["met"]) == ([], None)
+    assert "not shown" in words("it", verdict)

@@ -17,13 +17,19 @@ REACHED = {
 
 
 def test_medians_of_instances_are_judged_over_the_seeds_that_both_have() -> None:
-    found = judged(REACHED, "ours")
-    told = found["against"]["theirs"]
-    assert (told["wins"], told["ties"], told["losses"]) == (1, 2, 0)
-    assert told["by_instance"]["a"] == {"seeds": 2, "ours": 0.85, "other": 0.75, "gain": 0.1, "paired": [0.1, 0.1, 0.1]}
-    assert found["ahead_of_the_best_other"] == told["mean_gain"] == pytest.approx(0.0333, abs=1e-4)
-    assert list(found["goals"].values()) == ["met", "met"]
-    assert found["medians"] == {"a": 0.8, "b": 0.5, "c": 0.5}
+    result = judged(REACHED, "ours")
+    outcome = result["against"]["theirs"]
+    assert (outcome["wins"], outcome["ties"], outcome["losses"]) == (1, 2, 0)
+    assert outcome["by_instance"]["a"] == {
+        "seeds": 2,
+        "ours": 0.85,
+        "other": 0.75,
+        "gain": 0.1,
+        "paired": [0.1, 0.1, 0.1],
+    }
+    assert result["ahead_of_the_best_other"] == outcome["mean_gain"] == pytest.approx(0.0333, abs=1e-4)
+    assert list(result["goals"].values()) == ["met", "met"]
+    assert result["medians"] == {"a": 0.8, "b": 0.5, "c": 0.5}
     behind = judged({**REACHED, "d": {"ours": {0: 0.1}, "theirs": {0: 0.2}}}, "ours")
     assert list(behind["goals"].values()) == ["MISSED", "MISSED"]
 
@@ -60,6 +66,6 @@ def test_only_rows_that_go_so_far_are_compared() -> None:
 
 @pytest.mark.parametrize("name", ["sampler", "sampler_ten", "multi_fidelity", "multi_fidelity_ten"])
 def test_committed_verdicts_are_what_their_rows_say(name: str) -> None:
-    told = json.loads((RESULTS / f"{name}.json").read_text())
-    found = judged(reached_at(told["cells"], 50), told["judged_at_50"]["of"])
-    assert {**found, "goals": None} == {**told["judged_at_50"], "goals": None}  # multi_fidelity.py has one of its own
+    data = json.loads((RESULTS / f"{name}.json").read_text())
+    result = judged(reached_at(data["cells"], 50), data["judged_at_50"]["of"])
+    assert {**result, "goals": None} == {**data["judged_at_50"], "goals": None}  # multi_fidelity.py has one of its own

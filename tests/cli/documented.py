@@ -17,7 +17,7 @@ def documented(command: Callable[..., Any], before: str = "--json: ") -> Fields:
 
 
 def _object(text: str) -> Fields:
-    found: Fields = {}
+    results: Fields = {}
     for part in _parts(text):
         names, _, rest = part.partition(":")
         rest = rest.strip()
@@ -25,8 +25,8 @@ def _object(text: str) -> Fields:
         fields = _object(inner) if inner.startswith("{") else {}
         sub = fields if len(fields) > 1 else None  # else it is a mapping, such as {state: count}, or left open
         comments = " ".join(re.findall(r"\(([^)]*)\)", part))
-        found[names.split("(")[0].strip()] = "where" in comments or ", with" in part, sub
-    return found
+        results[names.split("(")[0].strip()] = "where" in comments or ", with" in part, sub
+    return results
 
 
 def _parts(text: str) -> Iterator[str]:
@@ -49,9 +49,9 @@ def unlike(said: Any, fields: Fields, where: str = "") -> list[str]:
         return [line for each in said for line in unlike(each, fields, where)]
     if not isinstance(said, dict):
         return [] if said is None else [f"{where} is {said!r}, no object"]
-    found = [f"{where}{name} is not documented" for name in said.keys() - fields.keys()]
-    found += [f"{where}{n} is not printed" for n, (optional, _) in fields.items() if n not in said and not optional]
+    results = [f"{where}{name} is not documented" for name in said.keys() - fields.keys()]
+    results += [f"{where}{n} is not printed" for n, (optional, _) in fields.items() if n not in said and not optional]
     for name, (_, sub) in fields.items():
         if sub is not None and name in said:
-            found += unlike(said[name], sub, f"{where}{name}.")
-    return sorted(set(found))
+            results += unlike(said[name], sub, f"{where}{name}.")
+    return sorted(set(results))

@@ -29,17 +29,17 @@ class Doubling(Policy):
 def test_a_policy_of_the_program_is_picked_told_and_journaled(here: Path, elastune: Command) -> None:
     text = DOUBLING + (here / "linear.py").read_text()
     (here / "adaptive.py").write_text(text)
-    said = elastune(
+    output = elastune(
         *("run", "adaptive.py", "--policy", "Doubling:at=2", "--monitor", "noise_scale", "--set", "lr=0.01"),
         *("--slots", "4", "--tensorboard", "--out", "out", "--json"),
     )
-    assert said.code == 0, said.err
-    adapt = said.json["adapt"]
+    assert output.code == 0, output.err
+    adapt = output.json["adapt"]
     assert (adapt["policies"], adapt["decisions"], adapt["failed"]) == (["Doubling:at=2"], 1, 0)
     assert adapt["noise_scale"] > 0
     assert adapt["batch_verdict"].startswith("Gradient noise scale ")
     assert adapt["batch_size"] in (16, 32), "as measured last"
-    assert "Doubling: batch 16 -> 32, lr 0.01 -> 0.02" in said.err
+    assert "Doubling: batch 16 -> 32, lr 0.01 -> 0.02" in output.err
     records = [entry.record for entry in read(here / "out" / "journal.jsonl")]
     (started,) = [record for record in records if isinstance(record, RunStarted)]
     assert started.adapt == {"policies": ["Doubling:at=2"], "monitors": ["noise_scale"]}
@@ -53,12 +53,12 @@ def test_a_policy_of_the_program_is_picked_told_and_journaled(here: Path, elastu
     assert batches == [(m.step, m.batch_size) for m in records if isinstance(m, Measured)]
     assert f"decisions/{decided.policy}/text_summary" in events.Tags()["tensors"]
 
-    told = elastune("report", "out", "--tensorboard")
-    assert told.code == 0, told.err
-    assert "Decisions (1)" in told.out
-    assert f"batch   {adapt['batch_verdict']}" in told.out.splitlines()
-    assert "batch 16 -> 32, lr 0.01 -> 0.02" in told.out
-    assert "events  out/tensorboard" in told.out
+    result = elastune("report", "out", "--tensorboard")
+    assert result.code == 0, result.err
+    assert "Decisions (1)" in result.out
+    assert f"batch   {adapt['batch_verdict']}" in result.out.splitlines()
+    assert "batch 16 -> 32, lr 0.01 -> 0.02" in result.out
+    assert "events  out/tensorboard" in result.out
     assert json.loads(elastune("report", "out", "--json").out)["adapt"] == adapt
     assert (here / "out" / "adapting.png").exists()
 
@@ -69,14 +69,15 @@ def test_a_study_has_static_and_adaptive_trials(here: Path, elastune: Command) -
         '    return {"policy": policy, "lr": 0.01}\n'
     )
     (here / "adaptive.py").write_text(DOUBLING + (here / "linear.py").read_text() + space)
-    said = elastune("tune", "adaptive.py", "--trials", "2", "--sampler", "grid", "--out", "out", "--json")
-    assert said.code == 0, said.err
-    assert said.json["trials"] == {"complete": 2}
+    result = elastune("tune", "adaptive.py", "--trials", "2", "--sampler", "grid", "--out", "out", "--json")
+    assert result.code == 0, result.err
+    assert result.json["trials"] == {"complete": 2}
     report = (here / "out" / "report.html").read_text()
     assert "policy=Doubling:at=1" in report
-    found = {trial["execution"]["policy"]: trial["values"]["loss"] for trial in said.json["front"]}
-    assert found, "the front holds one of them at least"
-    assert set(found) <= {"none", "Doubling:at=1"}
-    assert ("--policy" in said.json["pick"]["command"]) == (
-        next(t for t in said.json["front"] if t["trial"] == said.json["pick"]["trial"])["execution"]["policy"] != "none"
+    results = {trial["execution"]["policy"]: trial["values"]["loss"] for trial in result.json["front"]}
+    assert results, "the front holds one of them at least"
+    assert set(results) <= {"none", "Doubling:at=1"}
+    assert ("--policy" in result.json["pick"]["command"]) == (
+        next(t for t in result.json["front"] if t["trial"] == result.json["pick"]["trial"])["execution"]["policy"]
+        != "none"
     )

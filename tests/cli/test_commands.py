@@ -29,15 +29,15 @@ Command = Callable[..., Any]
 
 def said_by(folder: Path) -> dict[str, Any]:
     (line,) = (folder / "said.json").read_text().splitlines()
-    found = json.loads(line)
-    assert isinstance(found, dict)
-    return found
+    data = json.loads(line)
+    assert isinstance(data, dict)
+    return data
 
 
 def test_run_prints_one_object(finished_run: Path) -> None:
-    found = said_by(finished_run)
+    result = said_by(finished_run)
     (end,) = (e.record for e in read(finished_run / "journal.jsonl") if isinstance(e.record, RunFinished))
-    assert found == {
+    assert result == {
         "kind": "run",
         "sha256": end.sha256,
         "workers": 1,
@@ -70,7 +70,7 @@ def test_run_prints_one_object(finished_run: Path) -> None:
         "config": {"lr": 0.2},
         "out": "out",
     }
-    assert len(found["sha256"]) == 64
+    assert len(result["sha256"]) == 64
 
 
 def test_every_field_of_a_run_is_documented(finished_run: Path) -> None:
@@ -83,19 +83,19 @@ def test_every_field_of_a_run_whose_strategy_changed_is_documented(tmp_path: Pat
         journal.write(SyncChanged(2, "local:learners=4,every=2", "schedule", 1.0))
         journal.write(TopologyChanged(3, "tree", 2, "Mine", 1.0))
     (tmp_path / "journal.jsonl").write_text("".join(lines) + (tmp_path / "journal.jsonl").read_text())
-    found = result_of(tmp_path).data
-    assert len(found["sync_changes"]) == 2
-    assert unlike(found, documented(run)) == []
+    result = result_of(tmp_path).data
+    assert len(result["sync_changes"]) == 2
+    assert unlike(result, documented(run)) == []
 
 
 def test_report_tells_when_a_run_reached_a_target(finished_run: Path, elastune: Command) -> None:
     reports = [e.record for e in read(finished_run / "journal.jsonl") if isinstance(e.record, Reported)]
     losses = [report.metrics["loss"] for report in reports]
-    there = next(i for i, loss in enumerate(losses) if loss <= losses[-1] * 1.000001)
-    said = elastune("report", str(finished_run), "--target", f"loss <= {losses[-1] * 1.000001}", "--json")
-    found = json.loads(said.out)["time_to_target"]
-    assert found["seconds"] == reports[there].seconds
-    assert found["missed_s"] == (reports[there - 1].seconds if there else 0.0)
+    first = next(i for i, loss in enumerate(losses) if loss <= losses[-1] * 1.000001)
+    result = elastune("report", str(finished_run), "--target", f"loss <= {losses[-1] * 1.000001}", "--json")
+    data = json.loads(result.out)["time_to_target"]
+    assert data["seconds"] == reports[first].seconds
+    assert data["missed_s"] == (reports[first - 1].seconds if first else 0.0)
     missed = elastune("report", str(finished_run), "--target", "loss < 0")
     assert "target  loss < 0 not reached: short by" in missed.out
     wrong = elastune("report", str(finished_run), "--target", "loss")
@@ -151,9 +151,9 @@ def test_mpirun_gives_the_same_state(here: Path, finished_run: Path) -> None:
     command = [mpirun, *root, "--oversubscribe", "-n", "2", sys.executable, "-m", "elastune", *given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=here)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["workers"] == 2, "rank 0 alone prints"
-    assert found["sha256"] == said_by(finished_run)["sha256"]
+    data = json.loads(done.stdout)
+    assert data["workers"] == 2, "rank 0 alone prints"
+    assert data["sha256"] == said_by(finished_run)["sha256"]
 
 
 def test_a_launcher_needs_out_and_brings_the_workers(elastune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,10 +166,10 @@ def test_a_launcher_needs_out_and_brings_the_workers(elastune: Command, monkeypa
 
 def test_a_run_that_raises_fails_in_one_line(here: Path, elastune: Command) -> None:
     (here / "raises.py").write_text("config = {}\ndef train(session):\n    raise RuntimeError('no luck')\n")
-    said = elastune("run", "raises.py", "--out", "failed", "--json")
-    assert said.code == 1
-    assert said.json["failed"]["reason"] == "exception"
-    last = said.err.splitlines()[-1]
+    result = elastune("run", "raises.py", "--out", "failed", "--json")
+    assert result.code == 1
+    assert result.json["failed"]["reason"] == "exception"
+    last = result.err.splitlines()[-1]
     assert "RuntimeError: no luck (raises.py:3)" in last
     assert "failed/logs/worker-0.log" in last
     assert "Traceback" in (here / "failed" / "logs" / "worker-0.log").read_text()
@@ -178,20 +178,20 @@ def test_a_run_that_raises_fails_in_one_line(here: Path, elastune: Command) -> N
 
 
 def test_tune_prints_one_object(finished_study: Path, elastune: Command, here: Path) -> None:
-    found = said_by(finished_study)
-    assert found["kind"] == "tune"
-    assert found["objectives"] == {"loss": "min"}
-    assert found["trials"] == {"complete": 3}
-    assert found["reason"] == "3 trials"
-    (best,) = found["front"]
-    assert (found["pick"], found["choices"]) == (None, []), "none reached what --until asked for"
+    result = said_by(finished_study)
+    assert result["kind"] == "tune"
+    assert result["objectives"] == {"loss": "min"}
+    assert result["trials"] == {"complete": 3}
+    assert result["reason"] == "3 trials"
+    (best,) = result["front"]
+    assert (result["pick"], result["choices"]) == (None, []), "none reached what --until asked for"
     picked = elastune("report", finished_study, "--pick", "loss=1000", "--json").json
     assert picked["pick"]["trial"] == best["trial"]
-    assert (finished_study.parent / found["report"]).is_file()
+    assert (finished_study.parent / result["report"]).is_file()
     again = elastune("report", finished_study, "--json").json
     assert all(Path(image).is_file() for image in again.pop("images"))
     moved = {"out": str(finished_study), "report": str(finished_study / "report.html")}
-    assert again == found | moved, "the journal alone tells all"
+    assert again == result | moved, "the journal alone tells all"
 
 
 def test_every_field_of_a_study_is_documented(finished_study: Path) -> None:
@@ -224,30 +224,30 @@ def test_tune_resumes_and_shows_people_the_front(
     finished_study: Path, study_command: tuple[str, ...], here: Path, elastune: Command
 ) -> None:
     shutil.copytree(finished_study, here / "out")
-    said = elastune(*(word if word != "3" else "5" for word in study_command), "--out", "out", "--resume")
-    assert said.code == 0, said.err
-    assert "ended (5 trials): 5 trials over" in said.err, "those of the first part count too"
-    assert "pick    none: a trial must reach loss < -1 to be recommended" in said.out
+    result = elastune(*(word if word != "3" else "5" for word in study_command), "--out", "out", "--resume")
+    assert result.code == 0, result.err
+    assert "ended (5 trials): 5 trials over" in result.err, "those of the first part count too"
+    assert "pick    none: a trial must reach loss < -1 to be recommended" in result.out
     assert "train   elastune run linear.py" in elastune("report", "out", "--pick", "loss=1000").out
-    assert "report  out/report.html" in said.out
+    assert "report  out/report.html" in result.out
     assert elastune("report", "out", "--json").json["trials"] == {"complete": 5}
 
 
 def test_frontier_prints_one_object(here: Path, elastune: Command) -> None:
-    said = elastune(
+    output = elastune(
         *("frontier", "linear.py", "--workers", "1,2", "--budget", "15s", "--short", "--seeds", "2", "--epochs", "1"),
         *("--json", "--out", "front"),
     )
-    assert said.code == 0, said.err
-    found = said.json
-    assert found["kind"] == "frontier"
-    assert found["quality"] == "loss"
-    assert {(row["role"], row["workers"]) for row in found["rows"]} >= {("naive", 1), ("naive", 2)}
-    told = found["answer"]
-    assert 3 <= len(told["sentence"].split()) <= 20
-    assert told["command"].startswith("elastune run linear.py")
-    assert told["this_machine"]["cores"] >= 1
-    assert Path(found["report"]).is_file()
+    assert output.code == 0, output.err
+    result = output.json
+    assert result["kind"] == "frontier"
+    assert result["quality"] == "loss"
+    assert {(row["role"], row["workers"]) for row in result["rows"]} >= {("naive", 1), ("naive", 2)}
+    outcome = result["answer"]
+    assert 3 <= len(outcome["sentence"].split()) <= 20
+    assert outcome["command"].startswith("elastune run linear.py")
+    assert outcome["this_machine"]["cores"] >= 1
+    assert Path(result["report"]).is_file()
 
 
 def test_ctrl_c_ends_a_run_and_says_how_to_go_on(here: Path) -> None:
@@ -259,11 +259,11 @@ def test_ctrl_c_ends_a_run_and_says_how_to_go_on(here: Path) -> None:
     while not (journal.exists() and b'"reported"' in journal.read_bytes()) and time.monotonic() < deadline:
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
-    code, told = running.wait(60), (here / "err").read_text()
-    assert code == 130, told
+    code, result = running.wait(60), (here / "err").read_text()
+    assert code == 130, result
     assert json.loads((here / "out").read_text())["stopped"] == "requested"
-    assert "--resume --out slow" in told
-    assert "Traceback" not in told
+    assert "--resume --out slow" in result
+    assert "Traceback" not in result
 
 
 def test_a_second_ctrl_c_is_an_interruption(
@@ -303,9 +303,9 @@ def test_a_run_of_learners_that_change_how_they_agree(
     agreed = ["--sync", "local:learners=4,every=2", "--sync-schedule", "4=diloco:learners=2,every=2"]
     words = ["run", str(tiny.path), "--max-steps", "8", *agreed, "--out", str(tmp_path / "out")]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capfd.readouterr().out)
-    assert (told["steps"], told["sync"]) == (8, "local:learners=4,every=2")
-    assert [(each["step"], each["strategy"]) for each in told["sync_changes"]] == [(4, "diloco:learners=2,every=2")]
+    data = json.loads(capfd.readouterr().out)
+    assert (data["steps"], data["sync"]) == (8, "local:learners=4,every=2")
+    assert [(each["step"], each["strategy"]) for each in data["sync_changes"]] == [(4, "diloco:learners=2,every=2")]
     assert main(["report", str(tmp_path / "out")]) == 0
     assert "diloco:learners=2,every=2" in capfd.readouterr().out
 
@@ -317,12 +317,12 @@ def test_a_policy_switches_in_a_run_of_up_to_sixteen_workers(
     policy = ["--policy", "sync_by_size:above=1,every=2", "--workers", "2:16"]
     words = ["run", str(tiny.path), "--max-steps", "8", *policy, "--out", str(tmp_path / "out")]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capfd.readouterr().out)
-    assert [each["strategy"] for each in told["sync_changes"]] == ["averaging:learners=16,every=2"]
+    data = json.loads(capfd.readouterr().out)
+    assert [each["strategy"] for each in data["sync_changes"]] == ["averaging:learners=16,every=2"]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--sync", "gossips"], "use allreduce or local"),
         (["--sync", "local:learners=3,every=2", "--slots", "4"], "as many slots"),
@@ -343,10 +343,10 @@ def test_a_policy_switches_in_a_run_of_up_to_sixteen_workers(
     ],
 )
 def test_wrong_strategies_are_refused_before_a_worker_starts(
-    tiny: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+    tiny: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     assert main(["run", str(tiny.path), "--out", str(tmp_path / "out"), *options]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     (line,) = err.splitlines()
-    assert said in line
+    assert message in line

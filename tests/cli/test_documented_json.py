@@ -45,11 +45,11 @@ def test_a_run_that_failed(tmp_path: Path) -> None:
     with JournalWriter(tmp_path / "journal.jsonl") as journal:
         journal.write(RunStarted("p.py", {}, 0, {"mesh": "data=2"}))
         journal.write(failed)
-    found = result_of(tmp_path).data
+    result = result_of(tmp_path).data
     text = " ".join((run.__doc__ or "").split())
     objects = documented(run, "A run that fails prints ")
     named = re.findall(r"\w+", text[text.index("}}, with mode") + 8 :].split(" as above")[0].replace(" and ", " "))
-    assert unlike(found, {**objects, **dict.fromkeys(named, (False, None))}) == []
+    assert unlike(result, {**objects, **dict.fromkeys(named, (False, None))}) == []
 
 
 def test_what_policies_and_chaos_add() -> None:

@@ -45,15 +45,15 @@ def planned(monkeypatch: pytest.MonkeyPatch, elastune: Command, nothing_starts: 
     monkeypatch.setattr("elastune.runtime.clusters.slurm_commands.need", lambda *names: None)
 
     def plan(*options: object) -> Any:
-        told = elastune("plan", "linear.py", *options, "--json")
-        assert told.code == 0, told.err
-        return json.loads(told.out)
+        result = elastune("plan", "linear.py", *options, "--json")
+        assert result.code == 0, result.err
+        return json.loads(result.out)
 
     return plan
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             ("run", "linear.py", "--workers", "2", "--mode", "fast"),
@@ -64,15 +64,15 @@ def planned(monkeypatch: pytest.MonkeyPatch, elastune: Command, nothing_starts: 
     ],
 )
 def test_a_dry_run_says_what_would_be_started_and_leaves_nothing(
-    elastune: Command, here: Path, nothing_starts: None, words: tuple[str, ...], told: str
+    elastune: Command, here: Path, nothing_starts: None, words: tuple[str, ...], message: str
 ) -> None:
     before = sorted(here.rglob("*"))
-    found = elastune(*words, "--dry-run")
-    assert found.code == 0, found.err
-    assert found.out.startswith(f"dry run of elastune {words[0]}: all checks passed, nothing was started or written\n")
-    assert told in found.out
-    assert "16 samples a step" in found.out
-    assert "this machine, device cpu" in found.out
+    result = elastune(*words, "--dry-run")
+    assert result.code == 0, result.err
+    assert result.out.startswith(f"dry run of elastune {words[0]}: all checks passed, nothing was started or written\n")
+    assert message in result.out
+    assert "16 samples a step" in result.out
+    assert "this machine, device cpu" in result.out
     assert sorted(path for path in here.rglob("*") if "__pycache__" not in path.parts) == before
     one = json.loads(elastune(*words, "--dry-run", "--json", "--out", "there").out)
     assert (one["kind"], one["command"], one["batch_size"], one["out"]) == ("dry_run", words[0], 16, "there")
@@ -80,7 +80,7 @@ def test_a_dry_run_says_what_would_be_started_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("run", "linear.py", "--set", "rate=1"), "a setting must be one of the program's config"),
         (("run", "linear.py", "--policy", "nosuch"), "nosuch"),
@@ -90,27 +90,27 @@ def test_a_dry_run_says_what_would_be_started_and_leaves_nothing(
     ],
 )
 def test_a_dry_run_refuses_what_the_command_refuses(
-    elastune: Command, nothing_starts: None, words: tuple[str, ...], told: str
+    elastune: Command, nothing_starts: None, words: tuple[str, ...], message: str
 ) -> None:
-    found = elastune(*words, "--dry-run")
-    assert found.code == 2
-    assert told in found.err
-    assert found.err.count("\n") == 1
+    result = elastune(*words, "--dry-run")
+    assert result.code == 2
+    assert message in result.err
+    assert result.err.count("\n") == 1
 
 
 def test_a_cluster_may_have_devices_that_this_machine_lacks(elastune: Command, nothing_starts: None) -> None:
     words = ("--workers", "2", "--device", "cuda", "--dry-run")
     assert "the device must be one that this machine has" in elastune("run", "linear.py", *words).err
-    found = elastune("run", "linear.py", *words, "--cluster", "hosts:7070", "--token-file", "token")
-    assert found.code == 0, found.err
-    assert "--cluster hosts:7070, device cuda" in found.out
+    result = elastune("run", "linear.py", *words, "--cluster", "hosts:7070", "--token-file", "token")
+    assert result.code == 0, result.err
+    assert "--cluster hosts:7070, device cuda" in result.out
     assert not Path("token").exists()
 
 
 def test_a_divided_run_says_what_its_copies_hold(planned: Command, elastune: Command) -> None:
-    found = json.loads(elastune("run", "linear.py", "--mesh", "shard=2", "--dry-run", "--json").out)
-    assert "has 2 holders (the default)" in found["copies_note"]
-    assert "(dividing saves no memory). With --copies 1: 100% and 50%" in found["copies_note"]
+    data = json.loads(elastune("run", "linear.py", "--mesh", "shard=2", "--dry-run", "--json").out)
+    assert "has 2 holders (the default)" in data["copies_note"]
+    assert "(dividing saves no memory). With --copies 1: 100% and 50%" in data["copies_note"]
 
 
 @pytest.mark.parametrize(
@@ -124,17 +124,17 @@ def test_a_divided_run_says_what_its_copies_hold(planned: Command, elastune: Com
     ],
 )
 def test_every_command_of_a_plan_runs_as_printed(planned: Command, elastune: Command, options: Any) -> None:
-    found = planned(*options, "--top", 2)
+    result = planned(*options, "--top", 2)
     cluster = options[options.index("--cluster") + 1] if "--cluster" in options else ""
     where = f"--cluster {cluster}" if cluster else PLACEHOLDER if options[1] > 1 else ""
-    for plan in found["plans"]:
+    for plan in result["plans"]:
         for name, kind in (("command", "run"), ("search_command", "tune")):
             words = shlex.split(plan[name])
             assert words[:2] == ["elastune", kind]
             assert plan[name].endswith(where)
-            told = elastune(*words[1:], "--dry-run", "--json")
-            assert told.code == 0, (plan[name], told.err)
-            dry = json.loads(told.out)
+            output = elastune(*words[1:], "--dry-run", "--json")
+            assert output.code == 0, (plan[name], output.err)
+            dry = json.loads(output.out)
             assert (dry["command"], dry["mesh"]) == (kind, plan["mesh"])
             assert dry["cluster"] == (cluster or ("hosts:7070" if where else "local"))
             assert dry["device"] == ("cpu" if "cpu" in options else "cuda")
@@ -145,16 +145,16 @@ def test_every_command_of_a_plan_runs_as_printed(planned: Command, elastune: Com
 
 def test_the_plan_says_which_cluster_and_why_so_many_trials(planned: Command, elastune: Command) -> None:
     options = ("--nodes", 16, "--gpus-per-node", 8, "--device", "h100")
-    found = planned(*options)
-    why, where = found["command_notes"]
-    trials = shlex.split(found["plans"][0]["search_command"])
+    result = planned(*options)
+    why, where = result["command_notes"]
+    trials = shlex.split(result["plans"][0]["search_command"])
     many = int(trials[trials.index("--trials") + 1])
     assert why.startswith(f"--trials {many:,}: --runs 128 counts trainings one after another.")
-    assert f"With {found['plans'][0]['width']} at once" in why
+    assert f"With {result['plans'][0]['width']} at once" in why
     assert f"a placeholder: {PLACEHOLDER}" in where
     assert "on each of the 16 nodes elastune agent --join" in where
     said = elastune("plan", "linear.py", *options).out
-    assert f"its search: {found['plans'][0]['search_command']}\n  --trials " in said
+    assert f"its search: {result['plans'][0]['search_command']}\n  --trials " in said
     one = planned("--nodes", 1, "--device", "h100", "--runs", 1)
     assert one["command_notes"] == []
     named = planned(*options, "--cluster", "slurm:nodes=16", "--runs", 1, "--mesh", "data=1")
@@ -167,16 +167,16 @@ NO_SPACE = "def train(session):\n    raise RuntimeError\n"
 def test_no_search_is_printed_for_what_cannot_be_searched(planned: Command, here: Path) -> None:
     text = (here / "linear.py").read_text()
     (here / "linear.py").write_text(NO_SPACE)
-    found = planned("--nodes", 1, "--device", "h100")
-    assert [plan["search_command"] for plan in found["plans"]] == [None] * len(found["plans"])
-    assert "def space(trial): return" in found["command_notes"][0]
-    assert "objectives = " in found["command_notes"][0]
-    assert {plan["batch"] for plan in found["plans"]} == {64}, "no command can set another batch"
-    assert "--set" not in "".join(plan["command"] for plan in found["plans"])
+    result = planned("--nodes", 1, "--device", "h100")
+    assert [plan["search_command"] for plan in result["plans"]] == [None] * len(result["plans"])
+    assert "def space(trial): return" in result["command_notes"][0]
+    assert "objectives = " in result["command_notes"][0]
+    assert {plan["batch"] for plan in result["plans"]} == {64}, "no command can set another batch"
+    assert "--set" not in "".join(plan["command"] for plan in result["plans"])
     (here / "linear.py").write_text(text.replace('objectives = {"loss": "min", "seconds": "min"}', ""))
-    found = planned("--nodes", 1, "--device", "h100")
-    assert found["plans"][0]["search_command"] is None
-    assert "--objective accuracy:max" in found["command_notes"][0]
+    result = planned("--nodes", 1, "--device", "h100")
+    assert result["plans"][0]["search_command"] is None
+    assert "--objective accuracy:max" in result["command_notes"][0]
 
 
 def test_a_device_s_data_sheet_stands_for_this_machine(planned: Command, elastune: Command) -> None:

@@ -65,9 +65,9 @@ def until(there: Callable[[], object]) -> None:
 def test_a_running_job_is_resized_from_another_shell(running: Command, elastune: Command, slow: Path) -> None:
     run = running("--workers", "1:2", "--slots", "4")
     first = 2 if "on 2 workers" in elastune("resize", "out", "1").out else 1
-    said = elastune("resize", "out", "2", "--json")
-    assert said.code == 0, said.err
-    assert said.json["taken"] is True
+    result = elastune("resize", "out", "2", "--json")
+    assert result.code == 0, result.err
+    assert result.json["taken"] is True
     until(lambda: any(len(record.members) == 2 for record in heard(Regrouped)) or first == 2)
     assert "from 1 to 2 are allowed" in elastune("resize", "out", "5").out
     run.send_signal(signal.SIGINT)
@@ -78,9 +78,9 @@ def test_a_running_job_is_resized_from_another_shell(running: Command, elastune:
 def test_a_running_job_is_reshaped_from_another_shell(running: Command, elastune: Command, slow: Path) -> None:
     how = ("--epochs", "60", "--slots", "4")
     run = running("--mesh", "data=2", "--mechanism", "zero", "--workers", "1:2", "--json", *how)
-    said = elastune("reshape", "out", "shard=2", "--json")
-    assert said.code == 0, said.err
-    assert said.json["detail"] == "from 2 workers to the mesh shard=2"
+    result = elastune("reshape", "out", "shard=2", "--json")
+    assert result.code == 0, result.err
+    assert result.json["detail"] == "from 2 workers to the mesh shard=2"
     until(lambda: any(record.mesh == "shard=2" for record in heard(Regrouped)))
     for mesh, rule in REFUSED.items():
         assert rule in elastune("reshape", "out", mesh).line
@@ -143,9 +143,9 @@ def meanwhile(elastune: Command, act: Callable[[], object], *arguments: str) -> 
 
     with ThreadPoolExecutor(1) as thread:
         acted = thread.submit(later)
-        said = elastune("run", "slow.py", "--out", "out", "--json", *arguments)
+        result = elastune("run", "slow.py", "--out", "out", "--json", *arguments)
         acted.result()
-    return said
+    return result
 
 
 def test_a_notice_ends_a_run_for_another_day(slow: Path, elastune: Command) -> None:
@@ -163,13 +163,13 @@ def test_sigusr1_is_a_notice(slow: Path, elastune: Command) -> None:
 
 def test_chaos_ends_with_its_verdict(elastune: Command, slow: Path) -> None:
     command = ("run", "slow.py", "--epochs", "6", "--workers", "2", "--chaos", "kill@step:8", "--chaos-verify")
-    said = elastune(*command, "--out", "out", "--json")
-    assert said.code == 0, said.err
-    chaos = said.json["chaos"]
+    result = elastune(*command, "--out", "out", "--json")
+    assert result.code == 0, result.err
+    chaos = result.json["chaos"]
     assert chaos["faults"] == {"kill": 1}
     assert (chaos["steps_lost"], chaos["equal"], chaos["ledger"]["exact"]) == (0, True, True)
-    assert chaos["undisturbed_sha256"] == said.json["sha256"]
-    assert said.json["changes"] >= 1
+    assert chaos["undisturbed_sha256"] == result.json["sha256"]
+    assert result.json["changes"] >= 1
     report = elastune("report", "out")
     assert "of workers, pauses" in report.out
     page = (slow / "out" / "report.html").read_text()
@@ -178,9 +178,9 @@ def test_chaos_ends_with_its_verdict(elastune: Command, slow: Path) -> None:
 
 
 def test_a_ledger_tells_of_a_lost_sample(finished_run: Path, elastune: Command, here: Path) -> None:
-    said = elastune("report", finished_run, "--ledger")
-    assert said.code == 0, said.err
-    assert said.out.splitlines() == [
+    output = elastune("report", finished_run, "--ledger")
+    assert output.code == 0, output.err
+    assert output.out.splitlines() == [
         "epoch 1: 64/64 seen once",
         "epoch 2: 64/64 seen once",
         "ledger: 128 samples in 8 steps, each seen once",
@@ -189,9 +189,9 @@ def test_a_ledger_tells_of_a_lost_sample(finished_run: Path, elastune: Command, 
     forged = [entry for entry in entries if not (isinstance(entry.record, StepsCompleted) and entry.record.epoch == 0)]
     (here / "forged").mkdir()
     (here / "forged" / "journal.jsonl").write_bytes(b"".join(encode_entry(entry) + b"\n" for entry in forged))
-    found = elastune("report", "forged", "--ledger", "--json")
-    assert found.code == 1
-    assert found.json["exact"] is False
+    result = elastune("report", "forged", "--ledger", "--json")
+    assert result.code == 1
+    assert result.json["exact"] is False
 
 
 @pytest.mark.parametrize(

@@ -33,17 +33,17 @@ def told(here: Path) -> Telling:
 
 
 def test_export_writes_what_optuna_opens(elastune: Command, told: Telling) -> None:
-    said = elastune("export", "out", "--optuna", "study.log")
-    assert (said.code, said.out.splitlines()) == (0, ["optuna  study.log (5 trials)"])
+    result = elastune("export", "out", "--optuna", "study.log")
+    assert (result.code, result.out.splitlines()) == (0, ["optuna  study.log (5 trials)"])
     study = load_study(study_name="elastune", storage=JournalStorage(JournalFileBackend("study.log")))
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4 + ["PRUNED"]
     assert [trial.number for trial in study.best_trials] == [0, 1, 2]
 
 
 def test_export_writes_both(elastune: Command, told: Telling) -> None:
-    said = elastune("export", "out", "--csv", "a.csv", "--json", "a.json")
-    assert said.code == 0
-    assert said.out.splitlines() == ["csv     a.csv (5 trials)", "json    a.json (5 trials)"]
+    result = elastune("export", "out", "--csv", "a.csv", "--json", "a.json")
+    assert result.code == 0
+    assert result.out.splitlines() == ["csv     a.csv (5 trials)", "json    a.json (5 trials)"]
     with open("a.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["state"] for row in rows] == ["complete"] * 4 + ["paused"]
@@ -75,27 +75,27 @@ def test_what_cannot_be_exported_is_one_line(elastune: Command, told: Telling, h
 
 
 def test_explain_speaks_and_gives_figures(elastune: Command, here: Path, told: Telling) -> None:
-    said = elastune("explain", "out")
-    assert said.code == 0
-    assert "The front\n  No trial beats these 3 in everything" in said.out
-    assert "trial 4: rank 2 of 2" in said.out
-    assert "4 trials are too few" in said.out
+    output = elastune("explain", "out")
+    assert output.code == 0
+    assert "The front\n  No trial beats these 3 in everything" in output.out
+    assert "trial 4: rank 2 of 2" in output.out
+    assert "4 trials are too few" in output.out
     stopping_study(30).write(here / "more")
-    found = elastune("explain", "more", "--json").json
-    assert found["kind"] == "explanation"
-    assert {"title", "lines"} == set(found["parts"][0])
-    weighed = {each["objective"]: each for each in found["importance"]}
+    result = elastune("explain", "more", "--json").json
+    assert result["kind"] == "explanation"
+    assert {"title", "lines"} == set(result["parts"][0])
+    weighed = {each["objective"]: each for each in result["importance"]}
     assert weighed["accuracy"]["parameters"][0]["name"] == "lr"
     assert weighed["seconds"]["parameters"][0]["name"] == "workers"
-    assert set(found["worker_time"]) == set(FATES)
-    assert sum(found["worker_time"].values()) == pytest.approx(1.0)
-    assert found["worker_time"]["front"] > 0
+    assert set(result["worker_time"]) == set(FATES)
+    assert sum(result["worker_time"].values()) == pytest.approx(1.0)
+    assert result["worker_time"]["front"] > 0
 
 
 def test_a_pick_by_target_weights_or_neither_says_why(elastune: Command, told: Telling) -> None:
     def picked(**wish: Any) -> dict[str, Any]:
-        found: dict[str, Any] = result_of(Path("out"), PickOptions(**wish)).data["pick"]
-        return found
+        result: dict[str, Any] = result_of(Path("out"), PickOptions(**wish)).data["pick"]
+        return result
 
     neither = picked()
     assert (neither["trial"], neither["reason"]) == (2, "the best accuracy, and the fastest within 1% of it")
@@ -109,18 +109,18 @@ def test_a_pick_by_target_weights_or_neither_says_why(elastune: Command, told: T
     both = elastune("report", "out", "--json", "--pick", "accuracy=0.95", "--weights", "seconds=1").json["pick"]
     assert both["trial"] == 1
     assert both["reason"].startswith("reaches accuracy 0.95 with the smallest weighted sum")
-    said = elastune("report", "out", "--pick", "accuracy=0.9,seconds=20")
-    assert "pick    trial 0 (reaches accuracy 0.9 and seconds 20 with" in said.out
-    assert "found   after 1.0 min of search, all counted: 1 trial had ended" in said.out
-    assert "=null" not in said.out, "what is not set is not named"
-    assert "None" not in said.out
+    output = elastune("report", "out", "--pick", "accuracy=0.9,seconds=20")
+    assert "pick    trial 0 (reaches accuracy 0.9 and seconds 20 with" in output.out
+    assert "found   after 1.0 min of search, all counted: 1 trial had ended" in output.out
+    assert "=null" not in output.out, "what is not set is not named"
+    assert "None" not in output.out
 
 
 def test_a_subset_says_why_each(elastune: Command, told: Telling) -> None:
-    found = elastune("report", "out", "--subset", "2", "--json").json["subset"]
-    assert len(found) == 2
-    assert found[0]["reason"].startswith("covers ")
-    assert found[1]["reason"].startswith("adds ")
+    result = elastune("report", "out", "--subset", "2", "--json").json["subset"]
+    assert len(result) == 2
+    assert result[0]["reason"].startswith("covers ")
+    assert result[1]["reason"].startswith("adds ")
     assert [table.title for table in result_of(Path("out"), PickOptions(subset=2)).tables][1:] == [
         "A subset that stands for the front"
     ]

@@ -72,8 +72,8 @@ def test_it_trains_to_the_same(
 ) -> None:
     plain, path = tmp_path / "plain.py", tmp_path / "mine.py"
     plain.write_text(text)
-    said = command_here("init", path, "--from", plain)
-    assert said.code == 0, said.err
+    result = command_here("init", path, "--from", plain)
+    assert result.code == 0, result.err
     for line in (
         "for epoch in session.epochs(1 + 1):",
         "for at, (x, y) in enumerate(session.batches(data())):",
@@ -81,8 +81,8 @@ def test_it_trains_to_the_same(
         "session.clip_grad_norm_(1.0)",
         "model, optimizer, scheduler = session.prepare(model, optimizer, scheduler)",
     ):
-        assert f" {line}\n" in said.out
-    assert said.out.endswith(f"Next: elastune check {path}\n")
+        assert f" {line}\n" in result.out
+    assert result.out.endswith(f"Next: elastune check {path}\n")
     session = lone_session(tmp_path / "out", execution=ExecutionSettings(num_slots=1))
     module = loaded(path)
     module.train(session)

@@ -62,9 +62,9 @@ def test_a_run_tells_them_as_escapes(program: Path, tmp_path: Path, command_here
 
 def test_a_study_tells_them_as_escapes(program: Path, tmp_path: Path, command_here: Callable[..., Any]) -> None:
     out, file = tmp_path / "study", tmp_path / "trials.csv"
-    told = [command_here("tune", program, "--out", out, "--trials", "2", "--sampler", "grid", "--workers", "2")]
-    told += [command_here("report", out), command_here("explain", out), command_here("export", out, "--csv", file)]
-    for said in told:
+    results = [command_here("tune", program, "--out", out, "--trials", "2", "--sampler", "grid", "--workers", "2")]
+    results += [command_here("report", out), command_here("explain", out), command_here("export", out, "--csv", file)]
+    for said in results:
         assert said.code == 0, said.err
         assert hidden(said.out + said.err) == set()
     text = file.read_text()

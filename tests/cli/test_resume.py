@@ -56,12 +56,12 @@ def test_a_finished_run_trains_longer_with_the_bits_of_one_that_was_longer_from_
         out = here / f"longer{number}"
         shutil.copytree(finished_run, out)
         command = ("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--json", "--out", out, "--resume")
-        found = elastune(*command, *more).json
+        result = elastune(*command, *more).json
         if "--max-steps" in more:
-            assert (found["steps"], found["stopped"]) == (12, "max_steps")
-            found = elastune("resume", out, "--max-steps", "16", "--workers", "2", "--json").json
-            assert found["workers"] == 2
-        assert (found["sha256"], found["steps"]) == (whole["sha256"], 16)
+            assert (result["steps"], result["stopped"]) == (12, "max_steps")
+            result = elastune("resume", out, "--max-steps", "16", "--workers", "2", "--json").json
+            assert result["workers"] == 2
+        assert (result["sha256"], result["steps"]) == (whole["sha256"], 16)
     assert set(begun(here / "longer2", RunStarted)[-1].command.words) == {
         *("run", "--epochs=4", "--seed=4", "--set=lr=0.2", "--max-steps=16", "--workers=2", "--", "linear.py")
     }
@@ -105,9 +105,9 @@ def test_what_a_schedule_does_beyond_its_end_is_said(elastune: Command, here: Pa
         assert "--start-from" in line
         assert (here / "out" / "journal.jsonl").read_bytes() == before
     else:
-        said = elastune(*longer, "--json")
-        assert "CosineAnnealingLR was built for 8 steps; beyond, its rate rises again" in said.err
-        assert said.json["metrics"]["rate"] == pytest.approx(0.1), "so it does"
+        result = elastune(*longer, "--json")
+        assert "CosineAnnealingLR was built for 8 steps; beyond, its rate rises again" in result.err
+        assert result.json["metrics"]["rate"] == pytest.approx(0.1), "so it does"
 
 
 def test_a_study_and_a_run_do_not_share_a_folder(elastune: Command, here: Path, finished_study: Path) -> None:
@@ -133,17 +133,17 @@ def test_a_study_goes_on_by_its_folder_alone(
     ):
         assert expected in elastune("resume", here / "out", *change).line
     assert (here / "out" / "journal.jsonl").read_bytes() == before
-    said = elastune("resume", here / "out", "--trials", "4", "--json")
-    assert said.json["trials"] == {"complete": 4}
+    result = elastune("resume", here / "out", "--trials", "4", "--json")
+    assert result.json["trials"] == {"complete": 4}
     assert "--trials=4" in begun(here / "out", StudyStarted)[-1].command.words
     assert "--trials=3" not in begun(here / "out", StudyStarted)[-1].command.words
 
 
 def test_a_frontier_is_compared_with_its_journal(elastune: Command, here: Path) -> None:
-    asked = FrontierRequest(Program(Path("linear.py")), here / "out", workers=(1, 2), budget_s=9.0, seed=3)
+    request = FrontierRequest(Program(Path("linear.py")), here / "out", workers=(1, 2), budget_s=9.0, seed=3)
     words = ("frontier", "--workers=1,2", "--budget=9s", "--seed=3", "--", "linear.py")
     with JournalWriter(here / "out" / "journal.jsonl") as journal:
-        journal.write(StudyStarted(check(asked).settings, command=CommandLine(words, str(here))))
+        journal.write(StudyStarted(check(request).settings, command=CommandLine(words, str(here))))
     before = (here / "out" / "journal.jsonl").read_bytes()
     for change, expected in (
         (("--seed", "4"), "a study resumes with the seed it was begun with (got 4, begun with 3): use --seed 3"),
@@ -159,14 +159,14 @@ def test_a_folder_that_moved_names_the_command(elastune: Command, here: Path, fi
     shutil.copytree(finished_run, here / "out")
     journal = here / "out" / "journal.jsonl"
     first, *rest = journal.read_text().splitlines(keepends=True)
-    told = json.loads(first)
-    told["command"] = {"words": ["run", "--seed=4", "--", "gone.py"], "folder": str(here / "gone")}
-    journal.write_text(json.dumps(told) + "\n" + "".join(rest))
+    data = json.loads(first)
+    data["command"] = {"words": ["run", "--seed=4", "--", "gone.py"], "folder": str(here / "gone")}
+    journal.write_text(json.dumps(data) + "\n" + "".join(rest))
     line = elastune("resume", "out").line
     assert f"no folder {here / 'gone'}" in line
     assert f"elastune run --seed=4 --out={here / 'out'} --resume -- gone.py" in line
-    told["command"] = None
-    journal.write_text(json.dumps(told) + "\n" + "".join(rest))
+    data["command"] = None
+    journal.write_text(json.dumps(data) + "\n" + "".join(rest))
     assert "in Python, call it again with resume=True" in elastune("resume", "out").line
     assert "the output folder comes first" in elastune("resume", "--trials", "4", "out").line
     assert "--resume --out memory://run" in elastune("resume", "memory://run").line
@@ -219,5 +219,5 @@ def test_a_command_that_elastune_did_not_write_is_refused(
     assert edited != lines
     (here / "edited").mkdir()
     (here / "edited" / "journal.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in edited))
-    said = elastune("resume", "edited")
-    assert (said.code, "as elastune wrote it" in said.line) == (2, True), said.err
+    result = elastune("resume", "edited")
+    assert (result.code, "as elastune wrote it" in result.line) == (2, True), result.err

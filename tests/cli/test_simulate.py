@@ -13,10 +13,10 @@ FEW = ("--trials", "8", "--workers", "16", "--sampler", "random")
 
 
 def test_the_example_tells_what_it_would_take(elastune: Any) -> None:
-    said = elastune("simulate", EXAMPLE, *FEW, "--stopping", "asha", "--trial-workers", "1:8", "--out", "out")
-    assert said.code == 0, said.err
-    assert "of 16 workers in" in said.out
-    assert "the surrogate of simulated.py" in said.out
+    result = elastune("simulate", EXAMPLE, *FEW, "--stopping", "asha", "--trial-workers", "1:8", "--out", "out")
+    assert result.code == 0, result.err
+    assert "of 16 workers in" in result.out
+    assert "the surrogate of simulated.py" in result.out
     assert Path("out", "report.html").exists()
     shared = ("--trial-workers", "1:8", "--allocation", "short_first:held=0.3", "--out", "other")
     assert elastune("simulate", EXAMPLE, *FEW, *shared).code == 0
@@ -24,18 +24,18 @@ def test_the_example_tells_what_it_would_take(elastune: Any) -> None:
 
 
 def test_json_has_the_object_of_tune_and_the_simulation(elastune: Any) -> None:
-    said = elastune("simulate", EXAMPLE, *FEW, "--start", "2", "--pause", "0.5", "--lose-every", "10m", "--json")
-    assert said.code == 0, said.err
-    found = said.json
-    assert found["kind"] == "tune"
-    assert sum(found["trials"].values()) == 8
-    simulated = found["simulated"]
+    output = elastune("simulate", EXAMPLE, *FEW, "--start", "2", "--pause", "0.5", "--lose-every", "10m", "--json")
+    assert output.code == 0, output.err
+    result = output.json
+    assert result["kind"] == "tune"
+    assert sum(result["trials"].values()) == 8
+    simulated = result["simulated"]
     assert set(simulated) == {"workers", "seconds", "real_seconds", "used", "source"}
     assert simulated["workers"] == 16
     assert 0 < simulated["used"] <= 1
-    assert simulated["seconds"] == pytest.approx(found["seconds"])
+    assert simulated["seconds"] == pytest.approx(result["seconds"])
 
-    again = elastune("simulate", EXAMPLE, *FEW, "--recorded", found["out"], "--scaling", "amdahl:0.1", "--json")
+    again = elastune("simulate", EXAMPLE, *FEW, "--recorded", result["out"], "--scaling", "amdahl:0.1", "--json")
     assert "recorded trials" in again.json["simulated"]["source"]
     assert "amdahl:0.1" in again.json["simulated"]["source"]
 
@@ -70,11 +70,11 @@ def market(tmp_path: Path) -> tuple[str, ...]:
 
 def test_a_market_says_what_a_training_costs_and_when_it_is_done(elastune: Any, market: tuple[str, ...]) -> None:
     asked = ("simulate", EXAMPLE, "--workers", "16", *market, "--deadline", "2h", "--start", "2", "--pause", "0.1")
-    said = elastune(*asked)
-    assert said.code == 0, said.err
-    assert "hindsight optimum" in said.out
-    found = elastune(*asked, "--json").json
-    ways = {way["name"]: way for way in found["ways"]}
+    output = elastune(*asked)
+    assert output.code == 0, output.err
+    assert "hindsight optimum" in output.out
+    result = elastune(*asked, "--json").json
+    ways = {way["name"]: way for way in result["ways"]}
     ours, best = ways["spot and on demand (policy spot)"], ways["hindsight optimum"]
     assert ours["in_time"]
     assert best["cost"] <= ours["cost"] <= ways["on demand alone"]["cost"]
@@ -108,10 +108,10 @@ def test_a_run_that_has_ended_is_a_training_for_a_market(
     elastune: Any, market: tuple[str, ...], finished_run: Path
 ) -> None:
     asked = ("simulate", str(finished_run), "--workers", "4", *market, "--deadline", "2h")
-    found = elastune(*asked, "--json").json
+    result = elastune(*asked, "--json").json
     ended = json.loads((finished_run / "said.json").read_text())
-    assert found["work_s"] == pytest.approx(ended["seconds"]), "of one worker"
-    assert f"{ended['steps']} steps" in found["source"]
-    assert found["ways"][0]["in_time"]
+    assert result["work_s"] == pytest.approx(ended["seconds"]), "of one worker"
+    assert f"{ended['steps']} steps" in result["source"]
+    assert result["ways"][0]["in_time"]
     assert "taken as it was" in elastune(*asked, "--epochs", "3").line
     assert "existing Python file" in elastune("simulate", str(finished_run), "--trials", "3").line

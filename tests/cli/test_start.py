@@ -31,7 +31,7 @@ def started(folder: Path, code: str) -> tuple[int, str, list[str]]:
 
 @pytest.mark.parametrize(("module", "arguments"), [("typer", ["doctor"]), ("torch", ["run", "linear.py"])])
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         ("KeyboardInterrupt", 130, "elastune: interrupted"),
         ("ImportError('libx.so: failed to map segment')", 2, "libraries must load (got ImportError: libx.so: failed"),
@@ -40,12 +40,12 @@ def started(folder: Path, code: str) -> tuple[int, str, list[str]]:
     ],
 )
 def test_imports_that_fail_are_one_line(
-    here: Path, module: str, arguments: list[str], error: str, code: int, said: str
+    here: Path, module: str, arguments: list[str], error: str, code: int, message: str
 ) -> None:
-    found, out, lines = started(here, RAISING.format(module=module, error=error, arguments=arguments))
-    assert (found, out) == (code, "")
+    result, out, lines = started(here, RAISING.format(module=module, error=error, arguments=arguments))
+    assert (result, out) == (code, "")
     (line,) = lines
-    assert said in line
+    assert message in line
     assert line.startswith("elastune: ")
 
 

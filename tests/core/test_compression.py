@@ -13,9 +13,9 @@ def test_what_is_written_is_read() -> None:
     assert Compression.parse("powersgd:rank=2") == PowerSgd(2)
     assert Compression.parse("topk") == TopK(0.01)
     for name in COMPRESSIONS:
-        found = Compression.parse(name)
-        assert found is not None
-        assert Compression.parse(str(found)) == found
+        parsed = Compression.parse(name)
+        assert parsed is not None
+        assert Compression.parse(str(parsed)) == parsed
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,6 @@ def test_what_is_written_is_read() -> None:
     ["", "zip", "none:rank=2", "int8:rank=2", "powersgd:rank=0", "powersgd:rank=1.5", "topk:ratio=nan", "topk:ratio=2"],
 )
 def test_what_is_none_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         Compression.parse(text)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)

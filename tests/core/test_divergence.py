@@ -94,12 +94,12 @@ def test_off_judges_nothing_finite() -> None:
 
 
 def test_reported_metrics_are_judged_where_they_should_go_down() -> None:
-    rule, tracks, told = Divergence(10.0, ("loss",)), dict[str, LossTrack](), list[str]()
+    rule, tracks, result = Divergence(10.0, ("loss",)), dict[str, LossTrack](), list[str]()
     for loss in [0.5, 0.4, 60.0, 0.3, 0.3, 50.0, 60.0]:
         tracks, wrong = follow_reports(tracks, {"loss": loss, "flops": 1e12 * loss}, rule)
-        told.append(wrong)
-    assert told[:-1] == [""] * 6
-    assert told[-1].startswith("loss is 60, its median over 3 is 50, 100 times that at the start (0.5)")
+        result.append(wrong)
+    assert result[:-1] == [""] * 6
+    assert result[-1].startswith("loss is 60, its median over 3 is 50, 100 times that at the start (0.5)")
 
 
 def test_the_divergence_policy_shares_the_limit() -> None:

@@ -60,8 +60,8 @@ def test_the_least_mechanism_divides_along_the_axes_of_its_mesh(mesh: Mesh) -> N
 
 
 def test_workers_go_along_the_axis_of_their_mechanism() -> None:
-    found = {word: str(ExecutionSettings(workers=3, mechanism=word).first_mesh) for word in WORDS}
-    assert found == {
+    results = {word: str(ExecutionSettings(workers=3, mechanism=word).first_mesh) for word in WORDS}
+    assert results == {
         "replicated": "data=3",
         "zero": "shard=3",
         "sharded": "shard=3",
@@ -102,8 +102,8 @@ def test_means_survive_json(name: Any, mesh: Any, copies: Any, blocks: Any, sche
 
 
 def test_what_says_nothing_is_not_journaled_and_need_not_be() -> None:
-    told = ExecutionSettings(workers=2).to_json()
-    assert list(told) == [
+    result = ExecutionSettings(workers=2).to_json()
+    assert list(result) == [
         "workers", "mode", "mechanism", "num_slots", "threads", "device", "precision", "micro_batch"
     ]  # fmt: skip
     assert ExecutionSettings.from_json({"workers": 2, "mechanism": "replicated"}) == ExecutionSettings(workers=2)
@@ -113,7 +113,7 @@ def test_what_says_nothing_is_not_journaled_and_need_not_be() -> None:
 
 
 def test_a_journal_that_tells_nonsense_is_refused() -> None:
-    for told in (
+    for result in (
         {"mesh": 5},
         {"mesh": "wide=2"},
         {"mechanism": "ddp"},
@@ -122,7 +122,7 @@ def test_a_journal_that_tells_nonsense_is_refused() -> None:
         {"compress": 8},
     ):
         with pytest.raises(UserError):
-            ExecutionSettings.from_json(told)
+            ExecutionSettings.from_json(result)
     with pytest.raises(TypeError):
         ExecutionSettings.from_json({"colour": "blue"})
 
@@ -161,10 +161,10 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("told", "elastic", "expected"), WRONG)
-def test_what_contradicts_itself_is_refused(told: dict[str, Any], elastic: dict[str, Any], expected: str) -> None:
+@pytest.mark.parametrize(("data", "elastic", "expected"), WRONG)
+def test_what_contradicts_itself_is_refused(data: dict[str, Any], elastic: dict[str, Any], expected: str) -> None:
     spec = RunSpec(
-        Program(Path("mine.py")), Path("out"), execution=ExecutionSettings(**told), elastic=Elastic(**elastic)
+        Program(Path("mine.py")), Path("out"), execution=ExecutionSettings(**data), elastic=Elastic(**elastic)
     )
     with pytest.raises(UserError, match=expected):
         check_execution(spec)

@@ -26,12 +26,12 @@ def test_boxes_of_a_stretch_have_its_elements_in_order(drawn: tuple[tuple[int, .
     shape, stretch = drawn
     tensor = np.arange(int(np.prod(shape))).reshape(shape)
     wanted = tensor[tuple(slice(*edge) for edge in stretch.box)].reshape(-1)[stretch.start : stretch.stop]
-    found = np.full(stretch.size, -1)
+    result = np.full(stretch.size, -1)
     for box, at in stretch.boxes:
         values = tensor[tuple(slice(*edge) for edge in box)].reshape(-1)
-        assert (found[at : at + len(values)] == -1).all()
-        found[at : at + len(values)] = values
-    assert (found == wanted).all()
+        assert (result[at : at + len(values)] == -1).all()
+        result[at : at + len(values)] = values
+    assert (result == wanted).all()
     assert len(stretch.boxes) <= max(1, 2 * len(shape) - 1)
 
 

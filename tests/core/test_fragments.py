@@ -13,10 +13,10 @@ from elastune.core.sync_plan import SyncPlan, fragments_of, send_schedule
 @given(sizes=st.lists(st.integers(0, 10_000), min_size=1, max_size=40), count=st.integers(1, 40))
 def test_every_tensor_is_in_one_fragment_and_none_is_much_heavier(sizes: list[int], count: int) -> None:
     count = min(count, len(sizes))
-    found = fragments_of(sizes, count)
-    assert sorted(place for places in found for place in places) == list(range(len(sizes)))
-    assert all(places == sorted(places) and places for places in found)
-    weights = [sum(sizes[place] for place in places) for places in found]
+    result = fragments_of(sizes, count)
+    assert sorted(place for places in result for place in places) == list(range(len(sizes)))
+    assert all(places == sorted(places) and places for places in result)
+    weights = [sum(sizes[place] for place in places) for places in result]
     assert max(weights) <= sum(sizes) / count + max(sizes), "no tensor is cut"
 
 

@@ -111,9 +111,9 @@ def test_redundancy_counts_the_holders_of_every_element(layout: Layout) -> None:
 @given(box_in("matrix"), st.lists(box_in("matrix"), max_size=4))
 def test_what_is_left_of_a_box(box: Box, others: list[Box]) -> None:
     left = without([box], others)
-    found = [element for rest in left for element in elements(Piece("m", rest))]
-    assert len(found) == len(set(found))
-    assert set(found) == all_of((Piece("m", box),)) - all_of(tuple(Piece("m", other) for other in others))
+    results = [element for rest in left for element in elements(Piece("m", rest))]
+    assert len(results) == len(set(results))
+    assert set(results) == all_of((Piece("m", box),)) - all_of(tuple(Piece("m", other) for other in others))
     for other in others:
         common = intersection(box, other)
         both = all_of((Piece("m", box),)) & all_of((Piece("m", other),))

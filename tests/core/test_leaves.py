@@ -102,16 +102,16 @@ def test_a_pipeline_is_cut_where_the_dearest_stage_is_cheapest(costs: list[float
     def dearest(edges: tuple[int, ...]) -> float:
         return max(sum(costs[a:b]) for a, b in pairwise((0, *edges, len(costs))))
 
-    found = cut_by_cost(costs, parts)
-    assert [i for part in found for i in part] == list(range(len(costs)))
+    result = cut_by_cost(costs, parts)
+    assert [i for part in result for i in part] == list(range(len(costs)))
     best = min(dearest(edges) for edges in combinations(range(1, len(costs)), parts - 1))
-    assert max(sum(costs[i] for i in part) for part in found) == pytest.approx(best)
+    assert max(sum(costs[i] for i in part) for part in result) == pytest.approx(best)
 
 
 def test_workers_along_the_tensor_axis_share_blocks_unevenly_where_they_must() -> None:
-    found = [split().computed(Mesh(tensor=3), rank) for rank in range(3)]
+    results = [split().computed(Mesh(tensor=3), rank) for rank in range(3)]
     blocks = [
-        [split().param_blocks[i].block for i in own if split().param_blocks[i].block is not None] for own in found
+        [split().param_blocks[i].block for i in own if split().param_blocks[i].block is not None] for own in results
     ]
     assert blocks == [[0], [1], [2, 3]]
 

@@ -65,9 +65,9 @@ def test_no_worker_counts(text: str) -> None:
     ],
 )
 def test_settings(text: str, value: object) -> None:
-    found = notation.settings([f"name={text}"])["name"]
-    assert found == value
-    assert type(found) is type(value)
+    result = notation.settings([f"name={text}"])["name"]
+    assert result == value
+    assert type(result) is type(value)
 
 
 @pytest.mark.parametrize(

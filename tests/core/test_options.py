@@ -43,7 +43,7 @@ def test_options_are_read_by_their_annotations(text: str, tea: Tea) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("cups=1", r"cups of tea must be a whole number from 2 to 64 \(got '1'\): such as cups=2"),
         ("cups=2.0", "a whole number from 2 to 64"),
@@ -59,8 +59,8 @@ def test_options_are_read_by_their_annotations(text: str, tea: Tea) -> None:
         ("pot=blue", "tea has no such option .got pot.: known: cups, friends, hot"),
     ],
 )
-def test_what_is_wrong_is_told(text: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_what_is_wrong_is_told(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         parse("tea", text, Tea)
 
 

@@ -57,15 +57,15 @@ def test_each_unit_has_holders_enough_on_hosts_enough(
     if split.blocks < mesh.tensor:
         mesh = Mesh(mesh.data, mesh.shard, 1, mesh.pipeline)
     hosts = [dice.randrange(most_hosts) for _ in range(mesh.workers)]
-    found: dict[tuple[int, int], list[int]] = {}
+    results: dict[tuple[int, int], list[int]] = {}
     for rank, own in enumerate(held(split, mesh, copies, hosts)):
         for segment in own:
             assert segment.start % UNIT == 0
             for unit in range(segment.start, segment.stop, UNIT):
-                found.setdefault((segment.param_block, unit), []).append(rank)
+                results.setdefault((segment.param_block, unit), []).append(rank)
     for i, param_block in enumerate(split.param_blocks):
         for unit in range(0, param_block.size, UNIT):
-            ranks = found[i, unit]
+            ranks = results[i, unit]
             assert len(set(ranks)) == len(ranks), "nobody holds it twice"
             assert len(ranks) >= min(copies, mesh.workers)
             assert len({hosts[rank] for rank in ranks}) >= min(copies, len(set(hosts)))
@@ -119,8 +119,8 @@ def test_each_element_has_one_writer_who_holds_it(split: Split, mesh: Mesh, copi
                 h.param_block == segment.param_block and h.start <= segment.start and segment.stop <= h.stop
                 for h in own
             ), "a writer holds what it writes"
-    for param_block, found in spans.items():
-        edges = sorted(found)
+    for param_block, result in spans.items():
+        edges = sorted(result)
         assert [start for start, _ in edges] == [0, *(stop for _, stop in edges[:-1])], split.param_blocks[
             param_block
         ].name

@@ -106,8 +106,8 @@ def test_it_is_told_in_another_process_with_its_page() -> None:
     """Whoever makes it there is of another room."""
     with pytest.raises(UserError) as raised:
         Mesh.parse("data=none")
-    told = json.loads(json.dumps(raised.value.parts))
-    assert str(UserError(*told)) == str(copy.copy(raised.value)) == str(raised.value)
+    data = json.loads(json.dumps(raised.value.parts))
+    assert str(UserError(*data)) == str(copy.copy(raised.value)) == str(raised.value)
     assert str(raised.value).endswith(" (docs/meshes.md)")
 
 

@@ -139,7 +139,9 @@ def test_chunks_are_whole_turns_of_all_routes() -> None:
 def test_first_comes_what_needs_nothing_then_what_comes_first() -> None:
     (route,) = routes_of(Topology.parse("parents=[0,0,1]"), 3)
     stops = relay_steps((route,), 2, 1)
-    told = [(stop.arrives and (stop.arrives.chunk, stop.arrives.up), [hop.to for hop in stop.leaves]) for stop in stops]
-    assert told == [((0, True), [0]), ((1, True), [0]), ((0, False), [2]), ((1, False), [2])]
+    results = [
+        (stop.arrives and (stop.arrives.chunk, stop.arrives.up), [hop.to for hop in stop.leaves]) for stop in stops
+    ]
+    assert results == [((0, True), [0]), ((1, True), [0]), ((0, False), [2]), ((1, False), [2])]
     (param_block, *_) = relay_steps((route,), 2, 2)
     assert param_block.arrives is None

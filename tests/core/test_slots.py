@@ -45,11 +45,11 @@ def test_order_of_additions_does_not_depend_on_workers(num_slots: int, data: st.
 def test_nor_on_the_order_in_which_slots_come(num_slots: int, data: st.DataObject) -> None:
     """Those that never come are zero."""
     there = data.draw(st.permutations(range(num_slots)))[: data.draw(st.integers(0, num_slots))]
-    found = TreeSum[str](num_slots, lambda a, b: f"({a}+{b})")
+    result = TreeSum[str](num_slots, lambda a, b: f"({a}+{b})")
     for slot in there:
-        found.put(slot, str(slot))
+        result.put(slot, str(slot))
     parts = [(range(slot, slot + 1), str(slot) if slot in there else "0.0") for slot in range(num_slots)]
-    assert found.total(lambda: "0.0") == tree_sum(parts, num_slots, lambda a, b: f"({a}+{b})")
+    assert result.total(lambda: "0.0") == tree_sum(parts, num_slots, lambda a, b: f"({a}+{b})")
 
 
 @given(st.integers(1, 200), st.integers(1, 40))
@@ -58,13 +58,13 @@ def test_few_sums_of_slots_that_are_dealt_out_wait_for_others(num_slots: int, wo
     hands = dealt(num_slots, workers)
     assert sorted(slot for hand in hands for slot in hand) == list(range(num_slots))
     passes = max(map(len, hands))
-    found = TreeSum[int](num_slots, lambda a, b: a + b)
+    result = TreeSum[int](num_slots, lambda a, b: a + b)
     for number in range(passes):
         for hand in hands:
             if (own := number - passes + len(hand)) >= 0:
-                found.put(hand[own], 1)
-        assert len(found) <= 1 + num_slots.bit_length()
-    assert found.total(lambda: 0) == num_slots
+                result.put(hand[own], 1)
+        assert len(result) <= 1 + num_slots.bit_length()
+    assert result.total(lambda: 0) == num_slots
 
 
 def test_dealt_refuses_nonsense() -> None:

@@ -51,7 +51,7 @@ def test_numbers_of_any_kind_are_said_alike(number: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "must be known"),
         ("gossips", "use allreduce or local"),
@@ -94,23 +94,23 @@ def test_numbers_of_any_kind_are_said_alike(number: float) -> None:
         ("diloco:learners=4,every=20,fragments=4,send=bf16", "send=bf16 with fragments=4"),
     ],
 )
-def test_anything_else_is_refused(text: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_anything_else_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         SyncPlan.parse(text)
 
 
 @pytest.mark.parametrize(
-    ("slots", "workers", "mechanism", "said"),
+    ("slots", "workers", "mechanism", "message"),
     [
         (6, 2, "replicated", "as many slots"),
         (8, 5, "replicated", "a learner for every"),
         (8, 2, "zero", "hold its learners whole"),
     ],
 )
-def test_what_does_not_go_together_is_refused(slots: int, workers: int, mechanism: str, said: str) -> None:
+def test_what_does_not_go_together_is_refused(slots: int, workers: int, mechanism: str, message: str) -> None:
     SyncPlan().check(slots, workers, mechanism, "exact")
     SyncPlan("local", 4, 2).check(8, 4, "replicated", "exact")
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         SyncPlan("local", 4, 2).check(slots, workers, mechanism, "exact")
 
 
@@ -158,8 +158,8 @@ def test_workers_share_out_a_round(batches, each, learners, workers, mode, least
             weights = sum(part.weight for part in own)
             assert weights == pytest.approx(sum(part.counts > 0 for part in own if part.ends_update))
     alone = slices_of_round(batches, slots, learners, range(learners), mode, 4, least)
-    told = [(p.learner, p.slot, p.samples, p.weight, p.counts, p.ends_slot, p.ends_update) for p in alone]
-    assert sorted(told, key=str) == sorted(
+    results = [(p.learner, p.slot, p.samples, p.weight, p.counts, p.ends_slot, p.ends_update) for p in alone]
+    assert sorted(results, key=str) == sorted(
         [(p.learner, p.slot, p.samples, p.weight, p.counts, p.ends_slot, p.ends_update) for run in runs for p in run],
         key=str,
     )

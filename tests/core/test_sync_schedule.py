@@ -30,7 +30,7 @@ def test_what_a_run_does_not_come_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("local:learners=8", "STEP=STRATEGY"),
         ("x=allreduce", "STEP=STRATEGY"),
@@ -41,8 +41,8 @@ def test_what_a_run_does_not_come_to() -> None:
         ("7=local:every=0", "every must be"),
     ],
 )
-def test_anything_else_is_refused(text: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_anything_else_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         SyncSchedule.parse(text)
 
 

@@ -11,16 +11,16 @@ from elastune.core.errors import UserError
 @pytest.mark.parametrize("text", ["auto", "native", "ring", "star", "tree", "binary_tree", "hierarchical"])
 @pytest.mark.parametrize("chunk", ["", ":chunk_kib=64"])
 def test_a_text_says_what_it_was_read_from(text: str, chunk: str) -> None:
-    found = Topology.parse(f" {text}{chunk} ")
-    assert str(found) == text + chunk
-    assert Topology.parse(str(found)) == found
-    assert found.routed == (text not in ("auto", "native"))
+    parsed = Topology.parse(f" {text}{chunk} ")
+    assert str(parsed) == text + chunk
+    assert Topology.parse(str(parsed)) == parsed
+    assert parsed.routed == (text not in ("auto", "native"))
 
 
 def test_parents_are_read() -> None:
-    found = Topology.parse("parents=[1, 1,0]:chunk_kib=7")
-    assert (found.parents, found.chunk_kib, str(found)) == ((1, 1, 0), 7, "parents=[1,1,0]:chunk_kib=7")
-    assert found == Topology("parents", (1, 1, 0), 7)
+    parsed = Topology.parse("parents=[1, 1,0]:chunk_kib=7")
+    assert (parsed.parents, parsed.chunk_kib, str(parsed)) == ((1, 1, 0), 7, "parents=[1,1,0]:chunk_kib=7")
+    assert parsed == Topology("parents", (1, 1, 0), 7)
     assert Topology.parse("parents=[0]").fits(1)
 
 

@@ -43,8 +43,8 @@ def test_what_all_decide_comes_out_as_it_went_in(decision: Decision, voters: int
 
 @given(DECISIONS, DECISIONS, st.integers(1, 8), st.integers(1, 8))
 def test_different_decisions_are_found_out(one: Decision, other: Decision, ones: int, others: int) -> None:
-    found = outcome(summed([one] * ones + [other] * others), ones + others)
-    assert found == one if one == other else found is None
+    result = outcome(summed([one] * ones + [other] * others), ones + others)
+    assert result == one if one == other else result is None
 
 
 @given(DECISIONS)

@@ -24,9 +24,9 @@ def test_the_recurrent_network_reads_digits_alike_on_one_and_two_workers(
 
     def trained(workers: int) -> dict[str, Any]:
         out = tmp_path / str(workers)
-        said = command_here("run", "examples/rows.py", "--workers", workers, "--slots", 2, "--json", "--out", out)
-        assert said.code == 0, said.err
-        return dict(said.json)
+        result = command_here("run", "examples/rows.py", "--workers", workers, "--slots", 2, "--json", "--out", out)
+        assert result.code == 0, result.err
+        return dict(result.json)
 
     one, two = trained(1), trained(2)
     assert one["metrics"]["accuracy"] > 0.9
@@ -53,10 +53,10 @@ def test_the_cnn_that_is_split_takes_the_settings_that_it_knows(
     tmp_path: Path, command_here: Callable[..., Any], setting: str
 ) -> None:
     program = ROOT / "examples" / "split_cnn.py"
-    told = command_here("run", program, "--workers", 1, "--mechanism", "tensor", "--set", setting, "--out", tmp_path)
-    assert told.code == 2
+    result = command_here("run", program, "--workers", 1, "--mechanism", "tensor", "--set", setting, "--out", tmp_path)
+    assert result.code == 2
     name, value = setting.split("=")
-    assert f"(got '{value}'): use --set {name}=" in told.err
+    assert f"(got '{value}'): use --set {name}=" in result.err
 
 
 def test_an_ensemble_tells_what_each_view_of_its_inputs_is_worth(
@@ -67,6 +67,6 @@ def test_an_ensemble_tells_what_each_view_of_its_inputs_is_worth(
     tuned = command_here("tune", "examples/views.py", "--trials", "1", "--keep", "all", "--epochs", "4", "--out", out)
     assert tuned.code == 0, tuned.err
     asked = ("ensemble", out, "--vary", "inputs=pressure,body+blood", "--workers", "2", "--method", "uniform", "--json")
-    told = command_here(*asked).json
-    assert {one["value"]: len(one["trials"]) for one in told["settings"]} == {"body": 2, "pressure": 2, "blood": 2}
-    assert told["test"]["rows"] == 110
+    result = command_here(*asked).json
+    assert {one["value"]: len(one["trials"]) for one in result["settings"]} == {"body": 2, "pressure": 2, "blood": 2}
+    assert result["test"]["rows"] == 110

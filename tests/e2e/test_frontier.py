@@ -41,9 +41,9 @@ def here(command_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> C
     monkeypatch.chdir(ROOT)
 
     def call(*arguments: str) -> dict[str, Any]:
-        said = command_here(*arguments, "--json")
-        assert said.code == 0, said.err
-        return said.json
+        result = command_here(*arguments, "--json")
+        assert result.code == 0, result.err
+        return result.json
 
     return call
 
@@ -99,13 +99,13 @@ def test_what_is_said_is_what_was_shown(found: tuple[Path, dict[str, Any]]) -> N
         met = "holds" if low >= 0.85 else "falls" if high < 0.85 else "not shown"
         assert row["diverged"] or row["verdict"] == met
         assert row["seconds_factor"] == 1.0 or row["seconds_label"] == "modelled"
-    told = result["answer"]
-    assert len(told["sentence"].split()) <= 20
-    if told["pick"] is not None:
-        picked = result["rows"][told["pick"]]
-        shown = told["conclusion"] in ("use", "fewest are enough", "fewest may be enough")
+    outcome = result["answer"]
+    assert len(outcome["sentence"].split()) <= 20
+    if outcome["pick"] is not None:
+        picked = result["rows"][outcome["pick"]]
+        shown = outcome["conclusion"] in ("use", "fewest are enough", "fewest may be enough")
         assert (picked["verdict"] == "holds") == shown
-        assert (told["workers"] is None) == (picked["workers"] == 1)
+        assert (outcome["workers"] is None) == (picked["workers"] == 1)
         assert result["reasons"][0]["weight"] == "decides"
 
 
@@ -157,16 +157,16 @@ def repeat(call: Command, result: dict[str, Any], out: Path, **changed: str) -> 
 def check_repeated(result: dict[str, Any], found: Path, run: dict[str, Any]) -> None:
     """``run`` is the training that was told, on the workers it was told of: metrics and weights, to the last bit."""
     row, answer = result["rows"][result["answer"]["pick"]], result["answer"]
-    told = {r.trial: r for r in (e.record for e in read(found / "journal.jsonl")) if isinstance(r, TrialFinished)}
+    results = {r.trial: r for r in (e.record for e in read(found / "journal.jsonl")) if isinstance(r, TrialFinished)}
     assert answer["command_trial"] in row["trials"]
-    trained = told[answer["command_trial"]].run
+    trained = results[answer["command_trial"]].run
     assert trained is not None
     assert answer["command_metrics"] == trained.metrics == run["metrics"]
     assert run["sha256"] == trained.sha256
     assert (run["workers"], run["num_slots"]) == (min(row["workers"], MOST), row["workers"])
     name = f"test_{result['quality']}"
     assert f"it gives {name} {run['metrics'][name]!r} again" in answer["command_note"]
-    seeds = [told[trial].metrics[name] for trial in row["trials"] if told[trial].run]
+    seeds = [results[trial].metrics[name] for trial in row["trials"] if results[trial].run]
     assert row["quality"] == pytest.approx(statistics.fmean(seeds))
     assert run["metrics"][name] in seeds
 

@@ -25,8 +25,8 @@ def test_one_policy_decides_by_the_data_and_not_by_the_workers(tmp_path: Path, c
         assert all(decision["batch_size"] > 16 for _, decision in changes)
         return end.sha256, changes
 
-    found = {data_set: adapted(data_set, 1) for data_set in ("digits", "bands")}
-    for data_set, alone in found.items():
+    results = {data_set: adapted(data_set, 1) for data_set in ("digits", "bands")}
+    for data_set, alone in results.items():
         assert alone[1], f"nothing was decided on {data_set}"
         assert adapted(data_set, 2) == alone
-    assert found["digits"][1] != found["bands"][1]
+    assert results["digits"][1] != results["bands"][1]

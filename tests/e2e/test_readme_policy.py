@@ -42,6 +42,6 @@ def test_at_the_bound_it_is_told_once_and_stays_on(
     )
     run_job(spec, cluster=cluster, observe=records.append)
     assert not [record for record in records if isinstance(record, PolicyFailed | Regrouped)]
-    (told,) = [record for record in records if isinstance(record, Decided)]
-    assert (told.outcome, told.decision) == ("refused", {"workers": 3})
-    assert note in told.detail
+    (result,) = [record for record in records if isinstance(record, Decided)]
+    assert (result.outcome, result.decision) == ("refused", {"workers": 3})
+    assert note in result.detail

@@ -64,10 +64,10 @@ class Controller:
                 parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
             except (FileNotFoundError, ProcessLookupError):
                 continue
-        found = {self.pid}
-        while more := {child for child, parent in parents.items() if parent in found} - found:
-            found |= more
-        return found - {self.pid}
+        results = {self.pid}
+        while more := {child for child, parent in parents.items() if parent in results} - results:
+            results |= more
+        return results - {self.pid}
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -76,8 +76,8 @@ class Controller:
         """Its exit code (negative: the signal), once it has ended."""
         deadline = time.monotonic() + limit_s
         while self.code is None:
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-            if found:
+            result, status = os.waitpid(self.pid, os.WNOHANG)
+            if result:
                 self.code = os.waitstatus_to_exitcode(status)
             assert time.monotonic() < deadline, "the controller does not end"
             time.sleep(0.005)

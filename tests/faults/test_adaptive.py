@@ -24,8 +24,8 @@ def under(*policies: str) -> dict[str, Adapt]:
 
 def decided(ran: Ran) -> list[tuple[str, int, str, tuple[tuple[str, object], ...]]]:
     """Every decision once: who, after which step, what became of it, what it was."""
-    found = [r for r in ran.records if isinstance(r, Decided)]
-    return sorted({(r.policy, r.step, r.outcome, tuple(sorted(r.decision.items()))) for r in found})
+    results = [r for r in ran.records if isinstance(r, Decided)]
+    return sorted({(r.policy, r.step, r.outcome, tuple(sorted(r.decision.items()))) for r in results})
 
 
 def failed(ran: Ran) -> list[PolicyFailed]:
@@ -207,11 +207,11 @@ def test_what_is_measured_is_written_down(runs: Runs) -> None:
     ran = runs(
         2, pause_s=0.08, spec={"adapt": Adapt(monitors=("noise_scale", "performance", "loss", "curvature:every=5"))}
     )
-    found = [r for r in ran.records if isinstance(r, Measured)]
-    assert len(found) >= 3
-    signals = found[-1].signals
+    results = [r for r in ran.records if isinstance(r, Measured)]
+    assert len(results) >= 3
+    signals = results[-1].signals
     assert {"noise_scale", "step_s", "loss", "sharpness", "hessian_trace", "fisher_trace"} <= set(signals)
-    assert [r.step for r in found] == sorted(r.step for r in found)
+    assert [r.step for r in results] == sorted(r.step for r in results)
     assert any(isinstance(r, StepsCompleted) for r in ran.records)
 
 

@@ -34,9 +34,9 @@ def request(out: Path, **changes: object) -> StudyRequest:
 
 def results(out: Path) -> dict[int, str]:
     """The weights of each trial that is complete."""
-    found = [r for r in records(out) if isinstance(r, TrialFinished) and r.state == "complete" and r.run is not None]
-    assert len({record.trial for record in found}) == len(found)
-    return {record.trial: record.run.sha256 for record in found if record.run is not None}
+    values = [r for r in records(out) if isinstance(r, TrialFinished) and r.state == "complete" and r.run is not None]
+    assert len({record.trial for record in values}) == len(values)
+    return {record.trial: record.run.sha256 for record in values if record.run is not None}
 
 
 def records(out: Path) -> list[Record]:
@@ -53,9 +53,9 @@ def of(kind: type, out: Path) -> list[int]:
 def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     tune(request(out), cluster=cluster)
-    found = results(out)
-    assert len(set(found.values())) == TRIALS
-    return found
+    result = results(out)
+    assert len(set(result.values())) == TRIALS
+    return result
 
 
 class Notes:
@@ -72,11 +72,11 @@ class Notes:
     @property
     def taken(self) -> list[list[tuple[int, int]]]:
         """Of each trial, which process has taken which step, in order."""
-        found = []
+        values = []
         for path in self.folder.iterdir():
             lines = [line.split() for line in path.read_text().splitlines()]
-            found.append([(int(process), int(step)) for process, step in lines])
-        return found
+            values.append([(int(process), int(step)) for process, step in lines])
+        return values
 
     def at(self, step: int, trials: int) -> bool:
         """Whether so many trials have come to ``step``."""
@@ -96,7 +96,19 @@ def test_on_this_machine(tmp_path: Path, undisturbed: dict[int, str], until, all
     """By the command line. Both trials that run go on, the third one begins later."""
     out, notes = tmp_path / "out", Notes(tmp_path)
     sets = [word for name, value in notes.config.items() for word in ("--set", f"{name}={json.dumps(value)}")]
-    asked = ["--trials", str(TRIALS), "--workers", "2", "--mode", "exact", "--sampler", "random", "--json"]
+    asked = [
+        "--trials",
+        str(TRIALS),
+        "--workers",
+        "2",
+        "--mode",
+        "exact",
+        "--slots",
+        "4",
+        "--sampler",
+        "random",
+        "--json",
+    ]
     words = ["tune", str(PROGRAM.path), *sets, *asked, "--grace", "120s", "--out", str(out)]
     with (tmp_path / "said").open("wb") as said:
         first = elastune(*words, out=said, err=said)
@@ -120,8 +132,8 @@ def test_on_this_machine(tmp_path: Path, undisturbed: dict[int, str], until, all
     assert results(out) == undisturbed
     assert untouched(notes) == TRIALS
     assert (of(TrialStarted, out), of(TrialAdopted, out), of(TrialPaused, out)) == ([0, 1, 2], [0, 1], [])
-    told = [(r.trial, r.report.epoch) for r in records(out) if isinstance(r, TrialReported)]
-    assert sorted(told) == [(trial, epoch) for trial in range(TRIALS) for epoch in range(1, EPOCHS + 1)]
+    values = [(r.trial, r.report.epoch) for r in records(out) if isinstance(r, TrialReported)]
+    assert sorted(values) == [(trial, epoch) for trial in range(TRIALS) for epoch in range(1, EPOCHS + 1)]
     assert write_report(out).exists()
     all_gone(processes)
     assert not list(out.glob(".agent*"))
@@ -139,8 +151,8 @@ def test_on_a_host_where_one_trial_ends_and_one_is_lost_meanwhile(
     cluster = f"hosts:{at},token_file={token}"
 
     def study(resume: bool) -> object:
-        asked = request(out, config=notes.config, grace_s=120.0, resume=resume)
-        return tune(asked, cluster=request_of(cluster))
+        plain_request = request(out, config=notes.config, grace_s=120.0, resume=resume)
+        return tune(plain_request, cluster=request_of(cluster))
 
     first = controller(lambda: study(False))
     until(token.exists)

@@ -82,15 +82,15 @@ class Controlled:
 
     def workers(self) -> dict[int, int]:
         """The processes that have this run's worker logs open, by worker."""
-        found = {}
+        results = {}
         for path in Path("/proc").glob("[0-9]*/fd/1"):
             try:
                 log = Path(os.readlink(path))
             except OSError:
                 continue
             if log.parent == self.out.resolve() / "logs" and log.stem.startswith("worker-"):
-                found[int(log.stem.partition("-")[2])] = int(path.parts[2])
-        return found
+                results[int(log.stem.partition("-")[2])] = int(path.parts[2])
+        return results
 
     def goes_on(self, steps: int = 2) -> None:
         """Until the run has come further by itself."""
@@ -106,8 +106,8 @@ class Controlled:
         """Let it end; what it says."""
         (self.folder / "go").touch()
         assert self.process.wait(LIMIT_S) == 0, self.said
-        found: dict[str, Any] = json.loads((self.folder / f"result{self._starts}").read_text())
-        return found
+        data: dict[str, Any] = json.loads((self.folder / f"result{self._starts}").read_text())
+        return data
 
     def close(self) -> None:
         self.process.kill()
@@ -131,8 +131,8 @@ def controlled(tmp_path: Path) -> Iterator[Callable[..., Controlled]]:
 
 def ended(said: str) -> dict[int, str]:
     """How workers have ended without a controller, as their agent has ``said``."""
-    found = re.findall(r"worker (\d+) has ended without a controller: (.*)", said)
-    return {int(worker): how for worker, how in found}
+    result = re.findall(r"worker (\d+) has ended without a controller: (.*)", said)
+    return {int(worker): how for worker, how in result}
 
 
 def port() -> int:
@@ -179,16 +179,16 @@ def test_killed_again_and_again_on_a_host(
 
         run.kill()
         run.goes_on()
-        found = run.taken_over(1)
-        assert (found.workers, found.lost) == ([0, 1], [])
+        result = run.taken_over(1)
+        assert (result.workers, result.lost) == ([0, 1], [])
         assert run.workers() == before
         run.goes_on()
 
         run.kill()
         os.kill(before[1], signal.SIGKILL)
         all_gone([before[1]])
-        found = run.taken_over(2)
-        assert (found.workers, found.lost) == ([0], [1])
+        result = run.taken_over(2)
+        assert (result.workers, result.lost) == ([0], [1])
         run.until(lambda: 2 in run.workers() and [len(record.members) for record in run.records(Regrouped)][-1:] == [2])
         assert run.workers()[0] == before[0]
 
@@ -257,9 +257,9 @@ def test_nobody_comes_to_a_host(
         run.kill()
         assert agent.wait(LIMIT_S) == 75
         all_gone(before.values())
-        said = (tmp_path / "agent").read_text()
-        assert ended(said) == {0: "code 75", 1: "code 75"}, said
-        assert "looking for the next one for up to 3 s" in said
+        text = (tmp_path / "agent").read_text()
+        assert ended(text) == {0: "code 75", 1: "code 75"}, text
+        assert "looking for the next one for up to 3 s" in text
         assert run.saved() > saved, "they trained on, and their last step is in a checkpoint"
     finally:
         agent.kill()

@@ -84,9 +84,9 @@ def test_routes_change_where_a_link_turns_slow_and_back_and_the_journal_says_why
     assert 12 < away.step <= 12 + 20
     assert 30 < back.step <= 30 + 20
     assert (away.topology == "native", back.topology, away.workers) == (False, "native", 4)
-    found = [re.fullmatch(CAUSE, record.cause) for record in (away, back)]
-    assert all(found), (away.cause, back.cause)
-    (host, *numbers), (_, rate_after, *_) = (each.groups() for each in found if each)
+    results = [re.fullmatch(CAUSE, record.cause) for record in (away, back)]
+    assert all(results), (away.cause, back.cause)
+    (host, *numbers), (_, rate_after, *_) = (each.groups() for each in results if each)
     rate, now_ms, native_ms = map(float, numbers)
     assert (host, rate, float(rate_after)) == (four_hosts.network.hosts[3].address, 5.0, 125.0)
     assert now_ms <= 0.85 * native_ms, "it is expected to pay"

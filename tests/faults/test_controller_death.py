@@ -46,9 +46,9 @@ def records(out: Path) -> list[Record]:
 
 def saved(out: Path) -> int:
     """The step of the newest checkpoint that the journal knows of."""
-    found = records(out)
-    assert not any(isinstance(record, RunFailed) for record in found), found[-1]
-    return max((record.step for record in found if isinstance(record, Checkpointed)), default=0)
+    recorded = records(out)
+    assert not any(isinstance(record, RunFailed) for record in recorded), recorded[-1]
+    return max((record.step for record in recorded if isinstance(record, Checkpointed)), default=0)
 
 
 def on_disk(out: Path) -> int:
@@ -122,7 +122,7 @@ def test_data_loaders_end_with_a_worker_that_is_killed(
 ) -> None:
     loaders: list[int] = []
 
-    def act(handle, found: list[Record]) -> None:
+    def act(handle, result: list[Record]) -> None:
         if not loaders and handle.step >= 5 and len(processes := children(handle.pids[1])) == 2:
             loaders.extend(processes)
             os.kill(handle.pids[1], signal.SIGKILL)

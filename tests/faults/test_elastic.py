@@ -166,16 +166,16 @@ def test_the_givers_die_before_they_have_told_of_their_steps(runs: Runs, undistu
 
 def test_a_worker_told_to_go_leaves(runs: Runs, undisturbed: Ran) -> None:
     """SIGTERM: it leaves at a step boundary, and another one comes."""
-    told: list[int] = []
+    results: list[int] = []
 
     def act(handle, records: list[Record]) -> None:
-        if not told and len(handle.members) == 2 and any("inner" in getattr(r, "metrics", {}) for r in records):
-            told.append(handle.pids[1])
-            os.kill(told[0], signal.SIGTERM)
+        if not results and len(handle.members) == 2 and any("inner" in getattr(r, "metrics", {}) for r in records):
+            results.append(handle.pids[1])
+            os.kill(results[0], signal.SIGTERM)
 
     ran = runs(2, act=act, slow_until=gone(1))
     same(ran, undisturbed)
-    assert told
+    assert results
     assert not ran.lost
 
 

@@ -31,8 +31,8 @@ def test_whatever_happens_the_weights_are_the_same(cluster: LocalCluster, tmp_pa
     whole = run_job(spec(tiny, tmp_path / "whole", 1, pause_s=0.0), cluster=cluster)
     faults = "join@step:4,kill@step:14,leave@step:24,stop@step:34,notice@step:44"
     disturbed = spec(tiny, tmp_path / "out", 2, Elastic(high=3, heartbeat_s=1.0))
-    found = run_job(disturbed, cluster=cluster, injector=Injector(parse_chaos(faults), seed=1))
-    assert (found.sha256, found.steps, found.stopped) == (whole.sha256, whole.steps, "complete")
+    finished = run_job(disturbed, cluster=cluster, injector=Injector(parse_chaos(faults), seed=1))
+    assert (finished.sha256, finished.steps, finished.stopped) == (whole.sha256, whole.steps, "complete")
     kept = records(tmp_path / "out")
     injected = [record.fault for record in kept if isinstance(record, FaultInjected)]
     assert injected[:2] == ["join", "kill"]
@@ -41,7 +41,7 @@ def test_whatever_happens_the_weights_are_the_same(cluster: LocalCluster, tmp_pa
     assert any(record.how == "lost" and record.code == -9 for record in kept if isinstance(record, WorkerGone))
     seen = ledger(read(tmp_path / "out" / "journal.jsonl"))
     assert seen.exact
-    assert seen.steps == found.steps
+    assert seen.steps == finished.steps
     assert not list((tmp_path / "out").glob(".coordinator*"))
     assert cluster.free == cluster.capacity
 
@@ -58,12 +58,12 @@ def test_a_run_grows_only_into_what_others_leave(cluster: LocalCluster, tmp_path
     while large.outcome is None or small.outcome is None:
         assert time.monotonic() < deadline
         cluster.wait(0.1)
-        told = [record for record in large.pump() if isinstance(record, Regrouped)]
+        results = [record for record in large.pump() if isinstance(record, Regrouped)]
         assert cluster.free >= 0
-        members += [set(record.members) for record in told]
-        if any(len(found) == 4 for found in members):
+        members += [set(record.members) for record in results]
+        if any(len(result) == 4 for result in members):
             grown.touch()  # and end
         small.pump()
     assert isinstance(large.outcome, RunFinished)
     assert isinstance(small.outcome, RunFinished)
-    assert max(len(found) for found in members) == 4
+    assert max(len(result) for result in members) == 4

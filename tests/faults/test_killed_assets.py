@@ -110,10 +110,10 @@ def test_members_that_were_cut_off_go_on(cluster: LocalCluster, tmp_path: Path, 
     vary = {"inputs": ["first", "second"]}
 
     def searched(name: str, go: Path | str, killed: Path | str) -> Path:
-        asked = StudyRequest(Program(PROGRAMS / "shown.py"), tmp_path / name, trials=1, workers=2, sampler="random")
+        request = StudyRequest(Program(PROGRAMS / "shown.py"), tmp_path / name, trials=1, workers=2, sampler="random")
         config = {"until": str(go), "killed": str(killed)}
-        tune(replace(asked, execution=ExecutionSettings(workers=2), config=config, keep="best"), cluster=cluster)
-        return asked.out
+        tune(replace(request, execution=ExecutionSettings(workers=2), config=config, keep="best"), cluster=cluster)
+        return request.out
 
     whole = searched("whole", "", "")
     train_members(whole, vary, cluster=cluster)
@@ -131,8 +131,8 @@ def test_members_that_were_cut_off_go_on(cluster: LocalCluster, tmp_path: Path, 
     all_gone(family)
     assert told(out, TrialFinished) == 1, "something was left to do"
     go.touch()
-    found = train_members(out, vary, cluster=cluster)
-    assert [trial.config["inputs"] for trial in found.trials[1:]] == [["first"], ["second"]]
+    result = train_members(out, vary, cluster=cluster)
+    assert [trial.config["inputs"] for trial in result.trials[1:]] == [["first"], ["second"]]
     assert artifacts(out) == artifacts(whole)
     assert told(out, TrialStarted) == 3
     assert len(artifacts(out)) == 3
@@ -162,12 +162,12 @@ def test_a_tree_that_was_cut_off_goes_on(cluster: LocalCluster, tmp_path: Path, 
     all_gone(family)
     assert told(out, TrialFinished) == 1, "the root is trained, all else is left to do"
     go.touch()
-    found = trained(cluster=cluster)
-    assert all(trial.state == "complete" for trial in found.trials)
+    run_result = trained(cluster=cluster)
+    assert all(trial.state == "complete" for trial in run_result.trials)
     assert told(out, TrialStarted) == 4
 
     def by_node(study: Any) -> dict[str, str]:
         kept = {number: sha for number, (sha, _) in artifacts(study.out).items()}
         return {trial.config["node"]: kept[trial.number] for trial in study.trials}
 
-    assert by_node(found) == by_node(whole)
+    assert by_node(run_result) == by_node(whole)

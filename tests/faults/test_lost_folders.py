@@ -43,9 +43,9 @@ def test_a_folder_that_is_gone_ends_the_run_at_once(
         if how == "replaced":
             out.mkdir()
 
-    asked = replace(spec(tiny, out, 0.2), config={"epochs": 1000, "pause_s": 0.2})
+    changed = replace(spec(tiny, out, 0.2), config={"epochs": 1000, "pause_s": 0.2})
     with pytest.raises(UserError, match="was removed or replaced"):
-        run_job(asked, cluster=cluster, observe=take)
+        run_job(changed, cluster=cluster, observe=take)
     assert time.monotonic() - gone_at[0] < AT_ONCE_S
     while cluster.free < cluster.capacity:  # no worker is left to make it again
         assert time.monotonic() - gone_at[0] < AT_ONCE_S

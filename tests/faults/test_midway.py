@@ -18,12 +18,12 @@ STEPS = 32
 
 def by_step(ran: Ran) -> dict[int, dict[str, float]]:
     """What was reported in each step; a step that was done again has told the same."""
-    found: dict[int, dict[str, float]] = {}
-    for told in (record for record in ran.records if isinstance(record, Reported)):
-        hashes = {found.get(told.step, told.metrics)["hash"], told.metrics["hash"]}
-        assert len(hashes) == 1, f"step {told.step} has come to two results"
-        found[told.step] = told.metrics
-    return found
+    results: dict[int, dict[str, float]] = {}
+    for result in (record for record in ran.records if isinstance(record, Reported)):
+        hashes = {results.get(result.step, result.metrics)["hash"], result.metrics["hash"]}
+        assert len(hashes) == 1, f"step {result.step} has come to two results"
+        results[result.step] = result.metrics
+    return results
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ def test_each_step_has_the_undisturbed_weights(
     runs: Runs, undisturbed: Ran, workers: int, resize: list[str], faults: list[str], sizes: set[int]
 ) -> None:
     ran = runs(workers, resize=resize, faults=faults)
-    told, expected = by_step(ran), by_step(undisturbed)
+    result, expected = by_step(ran), by_step(undisturbed)
     assert len(expected) == STEPS
     assert len({metrics["hash"] for metrics in expected.values()}) == STEPS, "each step changes the weights"
-    assert {step: metrics["hash"] for step, metrics in told.items()} == {
+    assert {step: metrics["hash"] for step, metrics in result.items()} == {
         step: metrics["hash"] for step, metrics in expected.items()
     }
-    assert {metrics["size"] for metrics in told.values()} >= sizes, "the workers changed in mid-run"
-    for step, metrics in told.items():
+    assert {metrics["size"] for metrics in result.values()} >= sizes, "the workers changed in mid-run"
+    for step, metrics in result.items():
         size = int(metrics["size"])
         mean = sum(Fraction(1 / (rank + 1)) for rank in range(size)) / size
         assert metrics["share"] == float(mean), f"step {step}: exactly rounded, of {size} ranks"

@@ -43,9 +43,9 @@ class Said:
     @property
     def json(self) -> dict[str, Any]:
         (line,) = self.out.splitlines()
-        found = json.loads(line)
-        assert isinstance(found, dict)
-        return found
+        data = json.loads(line)
+        assert isinstance(data, dict)
+        return data
 
 
 def records(out: Path) -> list[Record]:
@@ -55,21 +55,21 @@ def records(out: Path) -> list[Record]:
 def named_children(server: int) -> dict[int, bytes]:
     """The command lines of all children but the first one, which is its guard."""
     _, *children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    found = {}
+    results = {}
     for child in children:
         with contextlib.suppress(OSError):
-            found[int(child)] = Path(f"/proc/{child}/cmdline").read_bytes()
-    return found
+            results[int(child)] = Path(f"/proc/{child}/cmdline").read_bytes()
+    return results
 
 
 def marked(mark: str) -> list[str]:
     """The processes that have ``mark`` in the environment that they were started with."""
-    found = []
+    results = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if f"{MARK}={mark}".encode() in (path / "environ").read_bytes() and int(path.name) != os.getpid():
-                found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-    return found
+                results.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return results
 
 
 def arguments_for(odd: OddProgram, folder: Path) -> list[str]:

@@ -40,19 +40,19 @@ def plan(text: str) -> dict[str, Any]:
 def ran(runs: Runs, file: Path, sync: str, faults: Sequence[str], **how: Any) -> Ran:
     elastic = how.pop("elastic", PATIENT)
     spec = plan(sync) | ({"adapt": how.pop("adapt")} if "adapt" in how else {})
-    found = runs(4, mode="fast", spec=spec, faults=list(faults), file=str(file), elastic=elastic, **how)
-    assert isinstance(found.outcome, RunFinished), found.outcome
-    assert found.ledger.exact, found.ledger
-    return found
+    result = runs(4, mode="fast", spec=spec, faults=list(faults), file=str(file), elastic=elastic, **how)
+    assert isinstance(result.outcome, RunFinished), result.outcome
+    assert result.ledger.exact, result.ledger
+    return result
 
 
 def left_out(found: Ran) -> dict[int, list[int]]:
     """Learners by the step before the round that ended without them."""
-    told: dict[int, list[int]] = {}
+    results: dict[int, list[int]] = {}
     for record in found.records:
         if isinstance(record, LearnerLeftOut):
-            told.setdefault(record.first_step - 1, []).append(record.learner)
-    return told
+            results.setdefault(record.first_step - 1, []).append(record.learner)
+    return results
 
 
 def reference(sync: SyncPlan, missing: Mapping[int, Sequence[int]]) -> dict[str, torch.Tensor]:
@@ -99,21 +99,21 @@ def _ends(run: range) -> tuple[int, int]:
 
 
 def same(file: Path, sync: str, missing: Mapping[int, Sequence[int]]) -> None:
-    wanted, found = reference(plan(sync)["sync"], missing), load_file(file)
-    gaps = {name: float((found[name] - value).abs().max()) for name, value in wanted.items()}
+    wanted, result = reference(plan(sync)["sync"], missing), load_file(file)
+    gaps = {name: float((result[name] - value).abs().max()) for name, value in wanted.items()}
     assert max(gaps.values()) < 1e-6, gaps
 
 
 @pytest.mark.parametrize("sync", ["diloco:quorum=3", *soaked("local:quorum=3")])
 def test_a_death_in_mid_round_costs_the_others_nothing(runs: Runs, tmp_path: Path, sync: str) -> None:
     """The mean is over those that are left, as a loop in plain PyTorch has it; policies see that one is missing."""
-    found = ran(runs, tmp_path / "end", sync, ["kill 2 3 amid"], adapt=Adapt(policies=("Counting",)))
-    assert [(r.cause.step, r.outcome) for r in found.records if isinstance(r, Decided)] == [(6, "applied")]
-    assert found.lost == [2]
-    assert left_out(found) == {3: [2]}
-    assert [r.worker for r in found.records if isinstance(r, LearnerLeftOut)] == [2]
-    assert sum(each.discarded for each in found.regrouped) == 0
-    assert found.ledger.epochs[0].left_out == EVERY * BATCH // LEARNERS
+    run_result = ran(runs, tmp_path / "end", sync, ["kill 2 3 amid"], adapt=Adapt(policies=("Counting",)))
+    assert [(r.cause.step, r.outcome) for r in run_result.records if isinstance(r, Decided)] == [(6, "applied")]
+    assert run_result.lost == [2]
+    assert left_out(run_result) == {3: [2]}
+    assert [r.worker for r in run_result.records if isinstance(r, LearnerLeftOut)] == [2]
+    assert sum(each.discarded for each in run_result.regrouped) == 0
+    assert run_result.ledger.epochs[0].left_out == EVERY * BATCH // LEARNERS
     same(tmp_path / "end", sync, {3: [2]})
 
 
@@ -121,49 +121,49 @@ def test_a_death_in_mid_round_costs_the_others_nothing(runs: Runs, tmp_path: Pat
 def test_wherever_it_dies_all_agree_who_is_in_the_mean(runs: Runs, tmp_path: Path, place: str) -> None:
     """One that has the last round's mean and dies before its next step is left out of that, if others wait for it
     still."""
-    found = ran(runs, tmp_path / "end", "diloco:quorum=2", [f"kill 1 {place}"])
-    assert found.lost == [1]
-    assert sum(each.discarded for each in found.regrouped) == 0
+    run_result = ran(runs, tmp_path / "end", "diloco:quorum=2", [f"kill 1 {place}"])
+    assert run_result.lost == [1]
+    assert sum(each.discarded for each in run_result.regrouped) == 0
     step = int(place.split()[0])
-    assert set(left_out(found)) <= {step, step - EVERY if place.endswith("before") else step}
-    same(tmp_path / "end", "diloco:quorum=2", left_out(found))
+    assert set(left_out(run_result)) <= {step, step - EVERY if place.endswith("before") else step}
+    same(tmp_path / "end", "diloco:quorum=2", left_out(run_result))
 
 
 @pytest.mark.parametrize("place", ["before", *soaked("after")])
 def test_a_frozen_worker_stalls_nobody_for_longer_than_the_grace(runs: Runs, tmp_path: Path, place: str) -> None:
-    found = ran(runs, tmp_path / "end", "diloco:quorum=3,grace=8", [f"stop 1 6 {place}"])
-    (late,) = [record for record in found.records if isinstance(record, WorkerGone) and record.how == "lost"]
+    run_result = ran(runs, tmp_path / "end", "diloco:quorum=3,grace=8", [f"stop 1 6 {place}"])
+    (late,) = [record for record in run_result.records if isinstance(record, WorkerGone) and record.how == "lost"]
     assert late.worker == 1
     assert "(grace)" in late.why  # too late, or silent for too long: what is first depends on the others' pace
-    assert left_out(found) == {6: [1]}
-    assert sum(each.discarded for each in found.regrouped) == 0
+    assert left_out(run_result) == {6: [1]}
+    assert sum(each.discarded for each in run_result.regrouped) == 0
     same(tmp_path / "end", "diloco:quorum=3,grace=8", {6: [1]})
 
 
 def test_who_freezes_in_the_exchange_is_not_waited_for_until_its_heartbeats_are_missed(
     runs: Runs, tmp_path: Path
 ) -> None:
-    found = ran(runs, tmp_path / "end", "diloco:quorum=3,grace=8", ["stop 1 6 scatter"])
-    (late,) = [record for record in found.records if isinstance(record, WorkerGone) and record.how == "lost"]
+    run_result = ran(runs, tmp_path / "end", "diloco:quorum=3,grace=8", ["stop 1 6 scatter"])
+    (late,) = [record for record in run_result.records if isinstance(record, WorkerGone) and record.how == "lost"]
     assert late.worker == 1
     assert "at the end of a round" in late.why
-    assert left_out(found) == {6: [1]}
+    assert left_out(run_result) == {6: [1]}
     same(tmp_path / "end", "diloco:quorum=3,grace=8", {6: [1]})
 
 
 def test_who_has_more_learners_than_the_others_is_not_late(runs: Runs, tmp_path: Path) -> None:
     """Two of three workers have a learner each, which is a quorum, 4.5 s before the third has trained its two."""
     spec = plan("local:quorum=2,grace=4")
-    found = runs(3, mode="fast", spec=spec, file=str(tmp_path / "end"), elastic=PATIENT, first_s=1.5, epochs=1)
-    assert isinstance(found.outcome, RunFinished), found.outcome
-    assert (found.lost, left_out(found)) == ([], {})
+    result = runs(3, mode="fast", spec=spec, file=str(tmp_path / "end"), elastic=PATIENT, first_s=1.5, epochs=1)
+    assert isinstance(result.outcome, RunFinished), result.outcome
+    assert (result.lost, left_out(result)) == ([], {})
 
 
 def test_below_the_quorum_a_round_is_done_again(runs: Runs, tmp_path: Path) -> None:
     """Of two that die one may be left out before the other is known to be dead."""
-    found = ran(runs, tmp_path / "end", "local:quorum=3", ["kill 1 3 after", "kill 2 3 after"])
-    assert sorted(found.lost) == [1, 2]
-    absent = left_out(found)
+    run_result = ran(runs, tmp_path / "end", "local:quorum=3", ["kill 1 3 after", "kill 2 3 after"])
+    assert sorted(run_result.lost) == [1, 2]
+    absent = left_out(run_result)
     assert all(len(each) == 1 for each in absent.values()), "three of four are the quorum"
     same(tmp_path / "end", "local:quorum=3", absent)
 
@@ -177,12 +177,12 @@ def test_who_had_not_begun_the_round_begins_it_with_the_learners_it_had(
     faults = ["nap 0 3 gathered", "kill 2 3 amid"]
     spec = {**plan("local:quorum=3"), "checkpoint_every_steps": EVERY}
     execution = {"topology": Topology.parse(topology)}
-    found = runs(
+    result = runs(
         4, mode="fast", spec=spec, faults=faults, file=str(tmp_path / "end"), elastic=PATIENT, execution=execution
     )
-    assert (found.lost, left_out(found)) == ([2], {3: [2]})
-    assert found.ledger.exact
-    assert sum(each.discarded for each in found.regrouped) == 0
+    assert (result.lost, left_out(result)) == ([2], {3: [2]})
+    assert result.ledger.exact
+    assert sum(each.discarded for each in result.regrouped) == 0
     same(tmp_path / "end", "local:quorum=3", {3: [2]})
 
 
@@ -192,19 +192,19 @@ def test_strategies_with_and_without_a_quorum_take_each_others_place(runs: Runs,
     faults = ["kill 3 3 amid", "kill 2 7 before", "kill 1 12 after", "kill 0 18 scatter"]
     more: dict[str, Any] = {"pause_s": 0.1, "slow_until": gone(0, 1, 2, 3)}
     spec = {"sync": first, "sync_schedule": schedule}
-    found = runs(4, mode="fast", spec=spec, faults=faults, file=str(tmp_path / "end"), elastic=PATIENT, **more)
-    assert isinstance(found.outcome, RunFinished), found.outcome
-    assert sorted(found.lost) == [0, 1, 2, 3]
-    assert found.ledger.exact, found.ledger
-    assert left_out(found)[3] == [3]
-    assert set(left_out(found)) <= {3, 12}  # 12: where the learners of the one that died there were no more than one
+    result = runs(4, mode="fast", spec=spec, faults=faults, file=str(tmp_path / "end"), elastic=PATIENT, **more)
+    assert isinstance(result.outcome, RunFinished), result.outcome
+    assert sorted(result.lost) == [0, 1, 2, 3]
+    assert result.ledger.exact, result.ledger
+    assert left_out(result)[3] == [3]
+    assert set(left_out(result)) <= {3, 12}  # 12: where the learners of the one that died there were no more than one
 
 
 def test_others_come_while_rounds_end_without_some(runs: Runs, tmp_path: Path) -> None:
     faults = ["kill 3 3 after", "kill 0 6 after"]
-    found = ran(runs, tmp_path / "end", "diloco:quorum=2", faults, pause_s=0.2, slow_until=together(4), epochs=2)
-    assert sorted(found.lost) == [0, 3]
-    assert sum(each.discarded for each in found.regrouped) == 0
+    run_result = ran(runs, tmp_path / "end", "diloco:quorum=2", faults, pause_s=0.2, slow_until=together(4), epochs=2)
+    assert sorted(run_result.lost) == [0, 3]
+    assert sum(each.discarded for each in run_result.regrouped) == 0
     # Nobody is left out of a round that no other worker had begun. Of the one before it who has its mean may be.
-    assert set(left_out(found)) <= {0, 3, 6}
-    same(tmp_path / "end", "diloco:quorum=2", left_out(found))
+    assert set(left_out(run_result)) <= {0, 3, 6}
+    same(tmp_path / "end", "diloco:quorum=2", left_out(run_result))

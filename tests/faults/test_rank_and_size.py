@@ -34,20 +34,20 @@ def test_rank_and_size_are_never_stale(
     cluster: LocalCluster, tmp_path: Path, workers: int, resize: list[str], faults: list[str], route: list[str]
 ) -> None:
     ran = Runs(cluster, tmp_path, PROGRAM)(workers, resize=resize, faults=faults, route=route)
-    laid = [found for found in ran.records if isinstance(found, TopologyChanged)]
+    laid = [result for result in ran.records if isinstance(result, TopologyChanged)]
     assert len(laid) >= len(route)
-    views = {found.step: len(found.members) for found in ran.records if isinstance(found, Regrouped)}
-    reports = [found for found in ran.records if isinstance(found, Reported)]
+    views = {result.step: len(result.members) for result in ran.records if isinstance(result, Regrouped)}
+    reports = [result for result in ran.records if isinstance(result, Reported)]
     assert views, "the workers changed"
     assert len(reports) == 32, "one a step"
-    for told in reports:
+    for outcome in reports:
         # It is made inside of the step after ``told.step``.
-        now = [size for first, size in sorted(views.items()) if first <= told.step + 1]
+        now = [size for first, size in sorted(views.items()) if first <= outcome.step + 1]
         size = now[-1] if now else workers
-        assert told.metrics["size"] == size, f"step {told.step + 1}"
-        assert told.metrics["rank"] == (size - 1) / 2
-        assert told.metrics["squares"] == pytest.approx(sum(rank**2 for rank in range(size)) / size)
-        topology = next((found.topology for found in reversed(laid) if found.step <= told.step), "native")
+        assert outcome.metrics["size"] == size, f"step {outcome.step + 1}"
+        assert outcome.metrics["rank"] == (size - 1) / 2
+        assert outcome.metrics["squares"] == pytest.approx(sum(rank**2 for rank in range(size)) / size)
+        topology = next((result.topology for result in reversed(laid) if result.step <= outcome.step), "native")
         routes = routes_of(Topology.parse(topology), size)
         gives = [(rank + 1) * sum(route.up[rank] + 1 for route in routes) for rank in range(size)]
-        assert told.metrics["gives"] == pytest.approx(sum(gives) / size), f"step {told.step + 1}, {topology}"
+        assert outcome.metrics["gives"] == pytest.approx(sum(gives) / size), f"step {outcome.step + 1}, {topology}"

@@ -27,8 +27,8 @@ STEPS = "all ranks must take a step with the same data and settings (got in step
 
 def line(text: str) -> int:
     """The number of the program's only line that holds ``text``."""
-    (found,) = [number for number, of in enumerate(PROGRAM.path.read_text().splitlines(), 1) if text in of]
-    return found
+    (result,) = [number for number, of in enumerate(PROGRAM.path.read_text().splitlines(), 1) if text in of]
+    return result
 
 
 def place(text: str) -> str:
@@ -146,14 +146,14 @@ def test_under_torchrun(tmp_path: Path, act: str) -> None:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         ended = subprocess.run([*launch, "-m", "elastune", *run], timeout=120.0, stderr=subprocess.PIPE, text=True)
         assert ended.returncode != 0
-        told = ended.stderr
+        result = ended.stderr
     else:
         # Who sleeps does not hear that it is to end.
         assert any(launched(run, 2, tmp_path / "errors", grace_s=1.0 if act == "sleep" else 30.0))
-        told = (tmp_path / "errors").read_text()
+        result = (tmp_path / "errors").read_text()
     *_, end = (entry.record for entry in read(tmp_path / "run" / "journal.jsonl"))
     assert isinstance(end, RunFailed)
     assert end.reason == ("timeout" if act == "sleep" else "user_error")
     for words in TORCHRUN[act]:
         assert words in end.detail
-        assert words in told
+        assert words in result

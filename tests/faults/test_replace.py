@@ -39,7 +39,7 @@ def replacing(rank: int, *last: int) -> dict[str, Any]:
 
 def compositions(ran: Ran) -> list[list[int]]:
     """Who trained together, one version after the other."""
-    return [found.members for found in ran.regrouped]
+    return [result.members for result in ran.regrouped]
 
 
 def asked(ran: Ran) -> list[int]:
@@ -62,7 +62,7 @@ def test_with_room_for_one_more_there_are_never_fewer(runs: Runs, undisturbed: R
     same(ran, undisturbed)
     assert asked(ran) == [rank]
     assert compositions(ran) == [[other, 2]]
-    assert all(found.planned and not found.discarded for found in ran.regrouped)
+    assert all(result.planned and not result.discarded for result in ran.regrouped)
     assert len(seen.pids[other]) == 1
     assert set(seen.pids) == {0, 1, 2}
     assert not ran.lost

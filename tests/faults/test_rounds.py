@@ -36,8 +36,8 @@ def same(ran: Ran, undisturbed: Ran) -> None:
     """Equal to the bit, every sample once, and reported alike."""
     assert ran.sha256 == undisturbed.sha256
     assert ran.ledger.exact, ran.ledger
-    told = [[r for r in each.reports if "loss" in r] for each in (ran, undisturbed)]
-    assert told[0] == told[1]
+    results = [[r for r in each.reports if "loss" in r] for each in (ran, undisturbed)]
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(
@@ -144,16 +144,16 @@ def random_changes(count: int, seed: int) -> tuple[SyncSchedule, dict[str, Any]]
             change.append(f"{at} topology {draw.choice(topologies)}")
         if draw.random() < 0.15:
             resize.append(f"{at} {draw.randint(1, 4)}")
-    told = {"samples": 960, "epochs": at // 15 + 2, "change": change, "resize": resize, "pause_s": 0.05}
-    return SyncSchedule.parse("; ".join(schedule)), told
+    results = {"samples": 960, "epochs": at // 15 + 2, "change": change, "resize": resize, "pause_s": 0.05}
+    return SyncSchedule.parse("; ".join(schedule)), results
 
 
 @pytest.mark.parametrize("count", [50, *soaked(200)])
 def test_anything_changes_at_any_time(runs: Runs, count: int) -> None:
-    schedule, told = random_changes(count, seed=200)
+    schedule, result = random_changes(count, seed=200)
     spec = {"sync_schedule": schedule}
-    ran = runs(2, spec=spec, elastic=Elastic(low=1, high=4), **told)
-    same(ran, runs(1, spec=spec, **{**told, "resize": [], "change": [], "pause_s": 0.0}))
+    ran = runs(2, spec=spec, elastic=Elastic(low=1, high=4), **result)
+    same(ran, runs(1, spec=spec, **{**result, "resize": [], "change": [], "pause_s": 0.0}))
     assert len({len(record.members) for record in ran.regrouped}) > 1
 
 
@@ -189,8 +189,8 @@ def test_other_settings_of_a_strategy_outlive_a_death(runs: Runs) -> None:
 def test_rounds_that_a_pass_cuts_short_are_told_once(runs: Runs) -> None:
     """Passes have 16 steps."""
     ran = runs(2, spec={"sync": SyncPlan("local", learners=4, every=20)})
-    told = [record for record in ran.records if isinstance(record, RoundsShortened)]
-    assert told == [RoundsShortened("local:learners=4,every=20", 16)]
+    results = [record for record in ran.records if isinstance(record, RoundsShortened)]
+    assert results == [RoundsShortened("local:learners=4,every=20", 16)]
     same(ran, runs(1, spec={"sync": SyncPlan("local", learners=4, every=16)}))
 
 

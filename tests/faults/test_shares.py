@@ -125,9 +125,9 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(
     faults, spec = [f"full {worker} 8 saving"], {"checkpoint_every_steps": 4}
     ran = runs(3, execution={"mechanism": mechanism}, faults=faults, out=out, spec=spec)
     kept_on(ran, undisturbed)
-    (told,) = [r for r in ran.records if isinstance(r, CheckpointFailed)]
-    assert told.step == 8
-    assert "too large" in told.why
+    (result,) = [r for r in ran.records if isinstance(r, CheckpointFailed)]
+    assert result.step == 8
+    assert "too large" in result.why
     written = [r.step for r in ran.records if isinstance(r, Checkpointed)]
     assert written == [4, 10, 12, 16, 20]
     assert not [path for path in (out / "checkpoints").iterdir() if path.name.startswith(".")], "drafts"

@@ -65,8 +65,8 @@ def test_reshaped_from_outside_into_more_stages_than_it_began_with(runs: Runs, u
     asked: list[Mesh] = []
 
     def act(handle: ElasticRun, records: list[Record]) -> None:
-        told = [r.event["event"] for r in records if isinstance(r, MembershipEvent)]
-        if not asked and "layers_found" in told:
+        results = [r.event["event"] for r in records if isinstance(r, MembershipEvent)]
+        if not asked and "layers_found" in results:
             asked.append(Mesh(pipeline=3))
             handle.reshape(asked[0])
 

@@ -60,9 +60,11 @@ def test_sigterm_saves_and_another_number_of_workers_goes_on(
 def test_fast_mode_hears_it_within_a_second_too(tmp_path: Path, tiny: Program, controller, until, all_gone) -> None:
     """The wish travels beside DDP's reduction, and not with every step."""
     out = tmp_path / "out"
-    asked = spec(tiny, out, 2, 0.02)
-    asked = replace(asked, execution=replace(asked.execution, mode="fast"), config={**asked.config, "epochs": 1000})
-    running = controller(lambda: run_job(asked))
+    run_spec = spec(tiny, out, 2, 0.02)
+    run_spec = replace(
+        run_spec, execution=replace(run_spec.execution, mode="fast"), config={**run_spec.config, "epochs": 1000}
+    )
+    running = controller(lambda: run_job(run_spec))
     until(lambda: reported(out))
     family = running.family()
     running.signal(signal.SIGTERM)

@@ -40,9 +40,9 @@ def test_another_topology_after_every_step_with_deaths_and_resizes(runs: Runs, u
     ran = runs(3, spec=REROUTING, elastic=Elastic(low=1, high=4), **more)
     same(ran, undisturbed)
     assert ran.lost == [0]
-    told = laid(ran)
-    assert len({topology for _, topology, _, _ in told}) > 12
-    assert {workers for *_, workers, _ in told} >= {2, 3, 4}
+    result = laid(ran)
+    assert len({topology for _, topology, _, _ in result}) > 12
+    assert {workers for *_, workers, _ in result} >= {2, 3, 4}
     assert not [r for r in ran.records if isinstance(r, PolicyFailed)]
 
 
@@ -79,22 +79,22 @@ def test_learners_meet_on_routes_too(runs: Runs) -> None:
 def test_parents_that_do_not_fit_rest_until_they_do(runs: Runs, undisturbed: Ran) -> None:
     ran = runs(2, execution={"topology": "parents=[1,1]"}, resize=["5 3", "25 2"], pause_s=0.1, elastic=Elastic(1, 3))
     same(ran, undisturbed)
-    told = [(topology, workers, cause) for _, topology, workers, cause in laid(ran)]
-    assert told[0] == ("parents=[1,1]", 2, "the run's settings")
-    assert told[1] == ("native", 3, "the run's settings: parents=[1,1]; 2 parents, 3 workers")
-    assert told[2] == ("parents=[1,1]", 2, "the run's settings")
+    results = [(topology, workers, cause) for _, topology, workers, cause in laid(ran)]
+    assert results[0] == ("parents=[1,1]", 2, "the run's settings")
+    assert results[1] == ("native", 3, "the run's settings: parents=[1,1]; 2 parents, 3 workers")
+    assert results[2] == ("parents=[1,1]", 2, "the run's settings")
 
 
 def test_the_program_asks_and_what_cannot_be_is_refused(runs: Runs, undisturbed: Ran) -> None:
     ran = runs(2, change=["4 topology star:chunk_kib=2", "9 tree 1,1,1", "14 tree 1,1"])
     same(ran, undisturbed)
-    told = [(r.decision, r.outcome, r.detail) for r in ran.records if isinstance(r, Decided)]
-    assert told == [
+    results = [(r.decision, r.outcome, r.detail) for r in ran.records if isinstance(r, Decided)]
+    assert results == [
         ({"topology": "star:chunk_kib=2"}, "applied", ""),
-        ({"topology": "parents=[1,1,1]"}, "refused", told[1][2]),
+        ({"topology": "parents=[1,1,1]"}, "refused", results[1][2]),
         ({"topology": "parents=[1,1]"}, "applied", ""),
     ]
-    assert "3 parents, 2 workers" in told[1][2]
+    assert "3 parents, 2 workers" in results[1][2]
     assert [(step, topology) for step, topology, *_ in laid(ran)] == [(6, "star:chunk_kib=2"), (16, "parents=[1,1]")]
 
 

@@ -98,10 +98,10 @@ def failed_run() -> list[Record]:
 
 def study() -> list[Record]:
     """Trials that completed, failed, paused, and grew; warm start and artifacts."""
-    told = Telling()
+    journal = Telling()
     for trial, lr in enumerate((0.1, 0.01, 0.5, 0.2)):
-        told.start(trial, lr=lr, optimizer="sgd", momentum=0.5, workers=2)
-    records = [entry.record for entry in told.entries]
+        journal.start(trial, lr=lr, optimizer="sgd", momentum=0.5, workers=2)
+    records = [entry.record for entry in journal.entries]
     report = Reported(1, 10, 320, 1.0, {"accuracy": 0.5}, epochs=4)
     return [
         records[0],
@@ -244,35 +244,35 @@ def as_line(value: Any) -> bytes:
 @st.composite
 def mutated(draw: st.DrawFn, lines: list[bytes]) -> bytes:
     """The bytes of a journal after one to three accidents."""
-    found = list(lines)
+    results = list(lines)
     for _ in range(draw(st.integers(1, 3))):
-        if not found:
+        if not results:
             break
-        i = draw(st.integers(0, len(found) - 1))
+        i = draw(st.integers(0, len(results) - 1))
         match draw(st.sampled_from(["value", "value", "value", "value", "gone", "line", "order", "bytes", "other"])):
             case "value" | "gone" as how:
                 try:
-                    record = json.loads(found[i])
+                    record = json.loads(results[i])
                 except ValueError:
                     continue
                 spots = places(record)
                 at = draw(st.sampled_from(spots))
                 if how == "gone" and at:
-                    found[i] = as_line(without(record, at))
+                    results[i] = as_line(without(record, at))
                 else:
-                    found[i] = as_line(put(record, at, draw(st.sampled_from(ODD))))
+                    results[i] = as_line(put(record, at, draw(st.sampled_from(ODD))))
             case "line":
-                found[i] = draw(st.sampled_from(FOREIGN))
+                results[i] = draw(st.sampled_from(FOREIGN))
             case "order":
-                found.insert(draw(st.integers(0, len(found))), found[i])
+                results.insert(draw(st.integers(0, len(results))), results[i])
             case "bytes":
-                line = bytearray(found[i])
+                line = bytearray(results[i])
                 if line:
                     line[draw(st.integers(0, len(line) - 1))] ^= 1 << draw(st.integers(0, 7))
-                found[i] = bytes(line)
+                results[i] = bytes(line)
             case "other":
                 kind = draw(st.sampled_from(sorted(KINDS)))
                 more = [json.loads(line) for line in globals()["lines"](KINDS[kind]())]
-                found[i:i] = [as_line(draw(st.sampled_from(more)))]
-    whole = b"\n".join(found) + b"\n"
+                results[i:i] = [as_line(draw(st.sampled_from(more)))]
+    whole = b"\n".join(results) + b"\n"
     return whole[: draw(st.one_of(st.just(len(whole)), st.integers(0, len(whole))))]

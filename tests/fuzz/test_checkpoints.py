@@ -88,10 +88,10 @@ def test_what_is_loaded_is_what_was_saved(pristine: Path, tmp_path_factory: Any,
     newest = complete(folder)[-1]
     if refused := refusal(lambda: load(newest)):
         assert str(newest) in refused
-        found = load_newest(folder)
-        assert found is not None
+        loaded = load_newest(folder)
+        assert loaded is not None
         assert list(damaged(folder)) == [5]
-        assert prints(found[1]) == prints(checkpoint(4))
+        assert prints(loaded[1]) == prints(checkpoint(4))
     else:
         assert prints(load(newest)) == prints(checkpoint(5))
         assert damaged(folder) == {}

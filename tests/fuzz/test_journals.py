@@ -135,7 +135,7 @@ def stamped(kind: str, at: float) -> bytes:
 
 @pytest.mark.parametrize("command", ["explain", "export", "report"])
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "start"),
         (b"\x00" * 100 + b"\n", "line 1"),
@@ -151,11 +151,11 @@ def stamped(kind: str, at: float) -> bytes:
     ],
     ids=lambda value: repr(value[:30]) if isinstance(value, bytes) else value,
 )
-def test_one_line(folder: Path, tmp_path: Path, command: str, content: bytes, told: str) -> None:
+def test_one_line(folder: Path, tmp_path: Path, command: str, content: bytes, message: str) -> None:
     out = put(folder, content)
     more = ("--csv", tmp_path / "a.csv") if command == "export" else ()
     refused = say(command, out, *more).refusal
-    if b"[" * 100_000 in content and told == "trial":  # torn: what stands before it is told
+    if b"[" * 100_000 in content and message == "trial":  # torn: what stands before it is told
         assert refused == ""
     else:
         assert refused

@@ -49,9 +49,9 @@ def test_torch_reads_what_is_exported_and_runs_begin_with_it(cluster: LocalClust
     state = ran(cluster, tmp_path / "run", {"mechanism": "sharded", "workers": 3})
     assert len(export_run(tmp_path / "run", tmp_path / "dcp", tmp_path / "model.safetensors")) == 2
     model, optimizer = stack()
-    found = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-    dcp.load(found, checkpoint_id=tmp_path / "dcp", no_dist=True)
-    set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+    results = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    dcp.load(results, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    set_state_dict(model, optimizer, model_state_dict=results["model"], optim_state_dict=results["optimizer"])
     alone = load_file(tmp_path / "model.safetensors")
     assert list(alone) == list(state)
     for name, value in model.state_dict().items():

@@ -97,7 +97,7 @@ def test_weights_do_not_show_workers_nor_interruptions(
     cluster: LocalCluster, tmp_path: Path, samples: str, optimizer: str, schedule: str
 ) -> None:
     changes = {"optimizer": optimizer, "schedule": schedule, "samples": samples}
-    found = {
+    results = {
         workers: run_job(spec(tmp_path / f"w{workers}", workers, **changes), cluster=cluster) for workers in (1, 3, 4)
     }
     first = spec(tmp_path / "cut", 3, steps=8, **changes)
@@ -106,9 +106,9 @@ def test_weights_do_not_show_workers_nor_interruptions(
     rest = spec(tmp_path / "cut", 2, **changes)
     resumed = run_job(replace(rest, resume=True), cluster=cluster)
 
-    assert {run.steps for run in [*found.values(), resumed]} == {STEPS}
+    assert {run.steps for run in [*results.values(), resumed]} == {STEPS}
     expected = reference(optimizer, schedule, samples)
-    assert {workers: run.sha256 for workers, run in found.items()} == dict.fromkeys(found, expected)
+    assert {workers: run.sha256 for workers, run in results.items()} == dict.fromkeys(results, expected)
     assert resumed.sha256 == expected
     assert half.sha256 != expected
 

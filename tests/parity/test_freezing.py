@@ -73,8 +73,8 @@ def test_it_is_what_plain_pytorch_does(cluster: LocalCluster, tmp_path: Path, ho
             optimizer.step()
             optimizer.zero_grad()
             steps += 1
-    with weights_in(spec.out) as (found, _):
-        kept = {name: whole(tensor) for name, tensor in found.items()}
+    with weights_in(spec.out) as (result, _):
+        kept = {name: whole(tensor) for name, tensor in result.items()}
     for name, tensor in model.state_dict().items():
         assert torch.allclose(tensor, kept[name], atol=1e-6), name
 

@@ -43,11 +43,11 @@ def spec(
 @pytest.mark.parametrize("program", [CNN, TRANSFORMER], ids=["cnn", "transformer"])
 def test_weights_do_not_show_workers(cluster: LocalCluster, tmp_path: Path, program: Path, precision: str) -> None:
     """Dropout, BatchNorm and attention; TF32 as torch has it."""
-    found = {
+    results = {
         workers: run_job(spec(tmp_path / str(workers), program, workers, precision), cluster=cluster).sha256
         for workers in (1, 2, 4)
     }
-    assert len(set(found.values())) == 1, found
+    assert len(set(results.values())) == 1, results
 
 
 def test_weights_are_plain_pytorchs_and_do_not_show_a_death(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -69,11 +69,11 @@ def test_the_streams_of_a_gru_are_its_slots(cluster: LocalCluster, tmp_path: Pat
 def test_nor_do_they_show_how_state_lies(cluster: LocalCluster, tmp_path: Path, program: Path) -> None:
     """The norm of the whole gradient is added up of pieces, on workers that hold other ones."""
     runs = [(1, "replicated"), (2, "zero"), (4, "zero")]
-    found = {
+    results = {
         run: run_job(spec(tmp_path / str(run), program, *run[:1], "fp32", run[1], own_clip=False), cluster=cluster)
         for run in runs
     }
-    assert len({result.sha256 for result in found.values()}) == 1, found
+    assert len({result.sha256 for result in results.values()}) == 1, results
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ def test_squares_of_units_do_not_show_the_pieces() -> None:
 
 
 def test_an_operation_without_an_order_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
-    with pytest.raises(JobFailed, match="add in one order .got grid_sampler_2d_backward_cuda.") as found:
+    with pytest.raises(JobFailed, match="add in one order .got grid_sampler_2d_backward_cuda.") as error:
         run_job(spec(tmp_path, TRANSFORMER, layer="grid"), cluster=cluster)
-    assert found.value.failure.reason == "user_error"
+    assert error.value.failure.reason == "user_error"
 
 
 def test_workers_that_share_a_gpu_reduce_over_gloo(tmp_path: Path) -> None:

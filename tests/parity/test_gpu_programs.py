@@ -98,15 +98,15 @@ def test_nor_does_state_with_copies_or_in_the_cpus_memory(cluster: LocalCluster,
     own, whoever computes them.
     """
     plain, zero = ExecutionSettings(device=DEVICE), ExecutionSettings(workers=3, device=DEVICE, mechanism="zero")
-    there = replace(zero, offload=True)
-    asked = [plain, replace(zero, copies=2), there, replace(there, workers=2, mesh=None)]
+    changed = replace(zero, offload=True)
+    asked = [plain, replace(zero, copies=2), changed, replace(changed, workers=2, mesh=None)]
     config = {"own_clip": False, "optimizer": "adamw"}
-    found = [
+    results = [
         run_job(
             RunSpec(Program(CNN), tmp_path / str(i), config, seed=SEED, execution=execution, max_steps=STEPS),
             cluster=cluster,
         ).sha256
         for i, execution in enumerate(asked)
     ]
-    assert found[0] == found[1]
-    assert found[2] == found[3]
+    assert results[0] == results[1]
+    assert results[2] == results[3]

@@ -50,8 +50,8 @@ def spec(out: Path, workers: int, sync: str = "allreduce", config: Any = None, *
 
 @pytest.mark.parametrize("sync", STRATEGIES)
 def test_strategies_do_not_show_workers(cluster: LocalCluster, tmp_path: Path, sync: str) -> None:
-    found = {n: run_job(spec(tmp_path / str(n), n, sync), cluster=cluster).sha256 for n in (1, 2, 3)}
-    assert len(set(found.values())) == 1, found
+    results = {n: run_job(spec(tmp_path / str(n), n, sync), cluster=cluster).sha256 for n in (1, 2, 3)}
+    assert len(set(results.values())) == 1, results
 
 
 def test_nor_a_death_within_a_round(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -69,34 +69,34 @@ def test_nor_a_death_within_a_round(cluster: LocalCluster, tmp_path: Path) -> No
 
 def test_nor_do_switches_of_strategies(cluster: LocalCluster, tmp_path: Path) -> None:
     schedule = SyncSchedule.parse("2=local:learners=4,every=2; 5=diloco:learners=4,every=2; 7=allreduce")
-    found = {
+    results = {
         n: run_job(replace(spec(tmp_path / str(n), n), sync_schedule=schedule), cluster=cluster).sha256 for n in (1, 2)
     }
-    assert len(set(found.values())) == 1, found
+    assert len(set(results.values())) == 1, results
 
 
 def test_nor_do_routes(cluster: LocalCluster, tmp_path: Path) -> None:
     routes = ("native", "ring", "tree", "binary_tree:chunk_kib=64", "star")
-    found = {
+    results = {
         route: run_job(spec(tmp_path / str(i), 3, topology=Topology.parse(route)), cluster=cluster).sha256
         for i, route in enumerate(routes)
     }
-    assert len(set(found.values())) == 1, found
+    assert len(set(results.values())) == 1, results
 
 
 @pytest.mark.parametrize("compress", ["bf16", "fp16", "int8", "powersgd:rank=2", "topk:ratio=0.1"])
 def test_compressed_runs_end(cluster: LocalCluster, tmp_path: Path, compress: str) -> None:
-    asked = spec(tmp_path / "out", 2, mode="fast", compress=compress, config={"plain": True})
-    ran = run_job(asked, cluster=cluster)
+    run_spec = spec(tmp_path / "out", 2, mode="fast", compress=compress, config={"plain": True})
+    ran = run_job(run_spec, cluster=cluster)
     assert ran.steps == STEPS
 
 
 def test_monitors_do_not_show_workers(cluster: LocalCluster, tmp_path: Path) -> None:
-    found = []
+    results = []
     for n in (1, 2):
-        asked = replace(
+        changed = replace(
             spec(tmp_path / str(n), n), program=Program(STILL), config={}, adapt=Adapt(monitors=("noise_scale",))
         )
-        found.append(run_job(asked, cluster=cluster).signals)
+        results.append(run_job(changed, cluster=cluster).signals)
     for name in ("noise_scale", "gradient_variance"):
-        assert found[0][name] == found[1][name], (name, found)
+        assert results[0][name] == results[1][name], (name, results)

@@ -36,8 +36,8 @@ def same(cluster: LocalCluster, out: Path, meshes: list[Mesh], **config: Any) ->
     """The result of one worker, after a check that all meshes come to its bits."""
     wanted = trained(cluster, out / "alone", {"mechanism": "tensor"}, **config)
     for mesh in meshes:
-        found = trained(cluster, out / str(mesh), {"mesh": mesh, "mechanism": _mechanism(mesh)}, **config)
-        assert (found.sha256, found.metrics) == (wanted.sha256, wanted.metrics), mesh
+        run_result = trained(cluster, out / str(mesh), {"mesh": mesh, "mechanism": _mechanism(mesh)}, **config)
+        assert (run_result.sha256, run_result.metrics) == (wanted.sha256, wanted.metrics), mesh
     return wanted
 
 
@@ -48,16 +48,16 @@ def _mechanism(mesh: Mesh) -> str:
 def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path) -> None:
     """Clipped AdamW, evaluation in between; what is not divided is computed by all."""
     meshes = [Mesh(tensor=3), Mesh(data=2, tensor=2), Mesh(shard=2, tensor=2)]
-    told = same(cluster, tmp_path, meshes, model="gpt", plan="tied")
+    result = same(cluster, tmp_path, meshes, model="gpt", plan="tied")
     plain = trained(cluster, tmp_path / "plain", {"workers": 1}, model="gpt", plan="tied")
-    assert told.metrics == pytest.approx(plain.metrics, rel=1e-4)
-    assert told.sha256 != plain.sha256  # another order of additions
+    assert result.metrics == pytest.approx(plain.metrics, rel=1e-4)
+    assert result.sha256 != plain.sha256  # another order of additions
 
 
 def test_a_cnn_and_a_plan_for_some_of_its_layers(cluster: LocalCluster, tmp_path: Path) -> None:
-    told = same(cluster, tmp_path / "all", [Mesh(data=2, tensor=2)], model="cnn", plan="cnn")
+    result = same(cluster, tmp_path / "all", [Mesh(data=2, tensor=2)], model="cnn", plan="cnn")
     some = same(cluster, tmp_path / "some", [Mesh(data=2, tensor=2)], model="cnn", plan="fc")
-    assert told.metrics == pytest.approx(some.metrics, rel=1e-3)
+    assert result.metrics == pytest.approx(some.metrics, rel=1e-3)
 
 
 def test_blocks_that_lie_between_two_layers_whose_parameters_are_gathered(
@@ -66,8 +66,8 @@ def test_blocks_that_lie_between_two_layers_whose_parameters_are_gathered(
     """``sharded`` frees a layer when the backward pass is through with all blocks that it gave out, not with one."""
     execution = {"mesh": Mesh(shard=2, tensor=2), "mechanism": "tensor+sharded", "num_slots": 2, "virtual_tensor": 4}
     alone = {"mechanism": "tensor", "num_slots": 2}
-    found = [trained(cluster, tmp_path / str(i), each, model="row") for i, each in enumerate((execution, alone))]
-    assert found[0].sha256 == found[1].sha256
+    results = [trained(cluster, tmp_path / str(i), each, model="row") for i, each in enumerate((execution, alone))]
+    assert results[0].sha256 == results[1].sha256
 
 
 @pytest.mark.parametrize(
@@ -87,25 +87,27 @@ def test_a_checkpoint_goes_on_under_another_mesh(
         spec = RunSpec(
             Program(program), tmp_path / "parts", config=chosen, execution=mesh, max_steps=stop, resume=stop != 2
         )
-        found = run_job(replace(spec, checkpoint_every_steps=1), cluster=cluster)
-    assert found.sha256 == wanted.sha256
+        finished = run_job(replace(spec, checkpoint_every_steps=1), cluster=cluster)
+    assert finished.sha256 == wanted.sha256
 
 
 def test_fast_mode_is_the_same_but_for_rounding(cluster: LocalCluster, tmp_path: Path) -> None:
     fast = {"mode": "fast", "mesh": Mesh(tensor=2), "num_slots": 1}
     exact = {"mechanism": "tensor", "num_slots": 1}
-    found = [trained(cluster, tmp_path / str(i), execution, model="gpt") for i, execution in enumerate((fast, exact))]
-    assert found[0].metrics == pytest.approx(found[1].metrics, rel=1e-4)
+    results = [trained(cluster, tmp_path / str(i), execution, model="gpt") for i, execution in enumerate((fast, exact))]
+    assert results[0].metrics == pytest.approx(results[1].metrics, rel=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"model": "gpt", "plan": "nothing"}, "a plan names modules of the model"),
         ({"model": "gpt", "plan": "half tied"}, "along the same dimension"),
         ({"model": "gpt", "optimizer": "adafactor"}, "must update each element by itself"),
     ],
 )
-def test_what_is_refused_at_prepare(cluster: LocalCluster, tmp_path: Path, config: dict[str, Any], told: str) -> None:
-    with pytest.raises(JobFailed, match=told):
+def test_what_is_refused_at_prepare(
+    cluster: LocalCluster, tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(JobFailed, match=message):
         trained(cluster, tmp_path, {"mesh": Mesh(tensor=2)}, **config)

@@ -145,10 +145,10 @@ def mix(plan: SyncPlan, crowd: list[Learner], rounds: int, turn: int, history: l
 
 def lightest(params: list[torch.Tensor], count: int) -> list[list[int]]:
     """Fragments, written out: from the heaviest tensor on, each to where there are fewest bytes."""
-    found: list[list[int]] = [[] for _ in range(count)]
+    results: list[list[int]] = [[] for _ in range(count)]
     for place in sorted(range(len(params)), key=lambda i: -params[i].nbytes):
-        min(found, key=lambda own: sum(params[i].nbytes for i in own)).append(place)
-    return found
+        min(results, key=lambda own: sum(params[i].nbytes for i in own)).append(place)
+    return results
 
 
 def coded(send: str, way: torch.Tensor, *, state: bool) -> torch.Tensor:
@@ -166,10 +166,10 @@ def coded(send: str, way: torch.Tensor, *, state: bool) -> torch.Tensor:
         grid = torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2).float()
         grid = grid[grid.isfinite() & (grid >= 0)].unique()
         below = grid[torch.searchsorted(grid, (steps.abs() * (1 + 5e-7)).contiguous(), right=True) - 1]
-        found = torch.copysign(below, steps) * (scale * (1 - 2e-6))
+        result = torch.copysign(below, steps) * (scale * (1 - 2e-6))
     else:
-        found = steps.round() * scale
-    return found.flatten()[: len(flat)].view_as(way)
+        result = steps.round() * scale
+    return result.flatten()[: len(flat)].view_as(way)
 
 
 class SimulatedWorkers:
@@ -307,13 +307,13 @@ def reference(optimizer: str, samples: str, plan: SyncPlan, changes: Sequence[tu
 def test_workers_do_not_show(cluster: LocalCluster, tmp_path: Path, samples: str, optimizer: str, sync: str) -> None:
     """Steps 10 and 12 end rounds early: a pass ends, and the run."""
     config = {"optimizer": optimizer, "schedule": "step"}
-    found = {
+    results = {
         workers: run_job(spec(tmp_path / f"w{workers}", workers, sync, samples=samples, **config), cluster=cluster)
         for workers in (1, 3)
     }
     expected = reference(optimizer, samples, SyncPlan.parse(sync))
-    assert {workers: run.sha256 for workers, run in found.items()} == dict.fromkeys(found, expected)
-    assert {run.steps for run in found.values()} == {STEPS}
+    assert {workers: run.sha256 for workers, run in results.items()} == dict.fromkeys(results, expected)
+    assert {run.steps for run in results.values()} == {STEPS}
 
 
 @pytest.mark.parametrize(
@@ -330,13 +330,13 @@ def test_neither_workers_nor_topologies_show(
     eight: LocalCluster, tmp_path: Path, samples: str, sync: str, carried: set[tuple[int, str]]
 ) -> None:
     """Of up to one worker for each learner."""
-    expected, found = reference("sgd", samples, SyncPlan.parse(sync)), {}
+    expected, result = reference("sgd", samples, SyncPlan.parse(sync)), {}
     for workers, topology in sorted(carried):
         out = tmp_path / f"{workers}-{topology}"
-        asked = spec(out, workers, sync, samples=samples, optimizer="sgd", schedule="step")
-        asked = replace(asked, execution=replace(asked.execution, topology=Topology.parse(topology)))
-        found[workers, topology] = run_job(asked, cluster=eight).sha256
-    assert found == dict.fromkeys(carried, expected)
+        run_spec = spec(out, workers, sync, samples=samples, optimizer="sgd", schedule="step")
+        run_spec = replace(run_spec, execution=replace(run_spec.execution, topology=Topology.parse(topology)))
+        result[workers, topology] = run_job(run_spec, cluster=eight).sha256
+    assert result == dict.fromkeys(carried, expected)
 
 
 def test_rounded_numbers_are_fewer_bytes(cluster: LocalCluster, tmp_path: Path, samples: str) -> None:
@@ -374,12 +374,12 @@ def test_strategies_take_each_others_place(cluster: LocalCluster, tmp_path: Path
     )
     schedule = SyncSchedule.parse(text)
     config = {"optimizer": "adamw", "schedule": "step", "samples": samples}
-    asked = replace(spec(tmp_path / "run", workers, begin, **config), sync_schedule=schedule)
-    ran = run_job(asked, cluster=cluster)
+    changed = replace(spec(tmp_path / "run", workers, begin, **config), sync_schedule=schedule)
+    ran = run_job(changed, cluster=cluster)
     assert ran.sha256 == reference("adamw", samples, SyncPlan.parse(begin), schedule.changes)
-    records = [entry.record for entry in read(asked.out / "journal.jsonl")]
-    told = [record for record in records if isinstance(record, SyncChanged)]
-    assert [(each.step, each.sync, each.why) for each in told] == [
+    records = [entry.record for entry in read(changed.out / "journal.jsonl")]
+    results = [record for record in records if isinstance(record, SyncChanged)]
+    assert [(each.step, each.sync, each.why) for each in results] == [
         (step, str(plan), "schedule") for step, plan in schedule.changes
     ]
     signals = [record.signals for record in records if isinstance(record, Measured)]
@@ -407,8 +407,8 @@ def test_a_strategy_whose_settings_change_keeps_what_it_has(
     """The outer momentum, and how many rounds there were, by which pairs are drawn."""
     schedule = SyncSchedule.parse(text)
     config = {"optimizer": "adamw", "schedule": "step", "samples": samples}
-    asked = replace(spec(tmp_path / "run", 2, begin, **config), sync_schedule=schedule)
-    assert run_job(asked, cluster=cluster).sha256 == reference(
+    changed = replace(spec(tmp_path / "run", 2, begin, **config), sync_schedule=schedule)
+    assert run_job(changed, cluster=cluster).sha256 == reference(
         "adamw", samples, SyncPlan.parse(begin), schedule.changes
     )
 

@@ -25,20 +25,20 @@ BOUND = 1e-6
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A file of digits as large as LeNet takes them."""
-    found, labels = digits().train[:300]
-    found = torch.nn.functional.interpolate(found.view(-1, 1, 8, 8), size=(28, 28))
+    result, labels = digits().train[:300]
+    result = torch.nn.functional.interpolate(result.view(-1, 1, 8, 8), size=(28, 28))
     file = tmp_path_factory.mktemp("images") / "images"
-    save_file({"images": found.contiguous(), "labels": labels.contiguous()}, file)
+    save_file({"images": result.contiguous(), "labels": labels.contiguous()}, file)
     return str(file)
 
 
 def spec(out: Path, program: str, config: dict[str, Any], steps: int, **execution: Any) -> RunSpec:
     """Clipped by the session; a checkpoint at the end."""
-    told = {**config, "own_clip": False}
+    results = {**config, "own_clip": False}
     return RunSpec(
         Program(PROGRAMS / program),
         out,
-        config=told,
+        config=results,
         seed=3,
         execution=ExecutionSettings(**{"num_slots": 4, **execution}),
         max_steps=steps,
@@ -55,11 +55,11 @@ def test_exact_bits_of_one_worker(cluster: LocalCluster, tmp_path: Path, images:
     }[model]
 
     def trained(mechanism: str, workers: int) -> RunFinished:
-        asked = spec(tmp_path / mechanism, program, config, 5, mechanism=mechanism, workers=workers)
-        return run_job(asked, cluster=cluster)
+        run_spec = spec(tmp_path / mechanism, program, config, 5, mechanism=mechanism, workers=workers)
+        return run_job(run_spec, cluster=cluster)
 
-    found = {each: trained(each, workers) for each, workers in (("replicated", 1), ("zero", 3), ("sharded", 3))}
-    assert len({each.sha256 for each in found.values()}) == 1, found
+    results = {each: trained(each, workers) for each, workers in (("replicated", 1), ("zero", 3), ("sharded", 3))}
+    assert len({each.sha256 for each in results.values()}) == 1, results
 
 
 def test_fast_is_plain_up_to_rounding_in_double_precision(cluster: LocalCluster, tmp_path: Path, images: str) -> None:
@@ -78,8 +78,8 @@ def test_fast_is_plain_up_to_rounding_in_double_precision(cluster: LocalCluster,
         "sharded": {"mesh": Mesh(shard=3), "mechanism": "sharded"},
         "pipeline": {"mesh": Mesh(data=2, pipeline=2)},
     }.items():
-        found = weights(name, mode="fast", **execution)
-        assert found.keys() == plain.keys()
-        gaps = {key: float((found[key] - value).norm() / value.norm()) for key, value in plain.items()}
+        result = weights(name, mode="fast", **execution)
+        assert result.keys() == plain.keys()
+        gaps = {key: float((result[key] - value).norm() / value.norm()) for key, value in plain.items()}
         assert max(gaps.values()) < BOUND, (name, gaps)
         assert max(gaps.values()) > 0, f"{name} has run in exact mode"

@@ -47,18 +47,18 @@ def test_each_sample_is_used_once_an_epoch_whoever_dies(cluster: LocalCluster, f
 
 
 @pytest.mark.parametrize(
-    ("left", "kind", "told"),
+    ("left", "kind", "message"),
     [
         (3 * 1024 + 512, "mapped", r"a tar file of a stream is whole \(got \S*shard-2.tar: unexpected end of data"),
         *((3 * 1024, kind, CUT) for kind in ("mapped", "collated", "tuples")),
     ],
 )
-def test_a_tar_file_that_was_cut_is_named(folder: Path, left: int, kind: str, told: str) -> None:
+def test_a_tar_file_that_was_cut_is_named(folder: Path, left: int, kind: str, message: str) -> None:
     file = folder / "shard-2.tar"
     file.write_bytes(file.read_bytes()[:left])
     session = lone_session(folder / "alone", config={"kind": "tars", "folder": str(folder), "faults": []})
     raw = others_data.raw_tars(str(folder))
     opened = {"mapped": others_data.tars(str(folder)), "collated": raw, "tuples": raw.to_tuple("id", "cls")}[kind]
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         for _ in session.batches(opened, 16, train=False):
             pass

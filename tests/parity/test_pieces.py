@@ -33,14 +33,14 @@ def test_any_workers_go_on_from_any_others(cluster: LocalCluster, tmp_path: Path
     chain = ({**ZERO, "workers": 4, "copies": 2}, {**ZERO, "workers": 3}, {**ZERO, "workers": 1}, {"workers": 2}, ZERO)
     for step, execution in enumerate(chain, start=2):
         until = None if execution is chain[-1] else step
-        told = run_job(replace(spec(tmp_path / "run", execution, until), resume=step > 2), cluster=cluster)
-        assert told.steps == (until or whole.steps)
+        finished = run_job(replace(spec(tmp_path / "run", execution, until), resume=step > 2), cluster=cluster)
+        assert finished.steps == (until or whole.steps)
         written = complete(tmp_path / "run" / "checkpoints")[-1]
         workers = ExecutionSettings(**{"num_slots": 4, **execution}).workers if "mechanism" in execution else 1
         names = {file_name(i, workers) for i in range(workers)}
         assert {file.name for file in written.iterdir()} == {"state.json", *names}
         assert_nothing_is_twice(written)
-    assert told.sha256 == whole.sha256
+    assert finished.sha256 == whole.sha256
 
 
 def assert_nothing_is_twice(path: Path) -> None:
@@ -82,6 +82,6 @@ def test_a_file_of_a_worker_that_is_damaged_costs_the_steps_since_the_one_before
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    told = run_job(replace(spec(tmp_path / "run", {**ZERO, "workers": 2}), resume=True), cluster=cluster)
-    assert told.sha256 == whole.sha256
+    finished = run_job(replace(spec(tmp_path / "run", {**ZERO, "workers": 2}), resume=True), cluster=cluster)
+    assert finished.sha256 == whole.sha256
     assert (tmp_path / "run" / "checkpoints" / "damaged-step-0000000005").is_dir()

@@ -51,11 +51,11 @@ def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path) -> Non
 
 def test_with_divided_layers(cluster: LocalCluster, tmp_path: Path) -> None:
     """A pipeline is not cut where a value is in blocks."""
-    found = {}
+    results = {}
     for mesh, schedule in ((Mesh(), "1f1b"), (Mesh(tensor=2, pipeline=2), "interleaved"), (Mesh(pipeline=3), "1f1b")):
         execution = {"mesh": mesh, "mechanism": "tensor+pipeline", "virtual_tensor": 4, "schedule": schedule}
-        found[mesh] = run_job(spec(tmp_path / str(mesh), 4, **execution), cluster=cluster).sha256
-    assert len(set(found.values())) == 1, found
+        results[mesh] = run_job(spec(tmp_path / str(mesh), 4, **execution), cluster=cluster).sha256
+    assert len(set(results.values())) == 1, results
 
 
 def test_a_checkpoint_goes_to_other_stages(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_fast_mode(cluster: LocalCluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "stages", "told"),
+    ("trouble", "stages", "message"),
     [
         ("few", 3, "at least one layer a stage"),
         ("branches", 2, "torch.fx must be able to follow"),
@@ -90,11 +90,11 @@ def test_fast_mode(cluster: LocalCluster, tmp_path: Path) -> None:
     ],
 )
 def test_what_a_pipeline_cannot_do_is_refused(
-    cluster: LocalCluster, tmp_path: Path, trouble: str, stages: int, told: str
+    cluster: LocalCluster, tmp_path: Path, trouble: str, stages: int, message: str
 ) -> None:
     """In one line, on every stage."""
     run = spec(tmp_path, config={"trouble": trouble}, mesh=Mesh(pipeline=stages))
-    with pytest.raises(JobFailed, match=told) as failed:
+    with pytest.raises(JobFailed, match=message) as failed:
         run_job(replace(run, program=Program(TROUBLES)), cluster=cluster)
     assert failed.value.failure.reason == "user_error"
 

@@ -28,8 +28,8 @@ def body(path: Path) -> list[str]:
 
 def differences(name: str) -> list[str]:
     """The page's diff: one line around each place."""
-    told = difflib.unified_diff(body(RECIPES / f"{name}_plain.py"), body(RECIPES / f"{name}.py"), lineterm="", n=1)
-    return ["" if line.startswith("@@") else line.rstrip() for line in list(told)[2:]][1:]
+    result = difflib.unified_diff(body(RECIPES / f"{name}_plain.py"), body(RECIPES / f"{name}.py"), lineterm="", n=1)
+    return ["" if line.startswith("@@") else line.rstrip() for line in list(result)[2:]][1:]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,9 +42,9 @@ def imported(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    result = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(result)
+    return result
 
 
 @pytest.mark.parametrize("name", NAMES)

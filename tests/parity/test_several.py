@@ -53,8 +53,8 @@ def test_it_is_the_plain_loop(cluster: LocalCluster, tmp_path: Path) -> None:
         PROGRAM, tmp_path / "out", config={"normalised": False}, execution=ExecutionSettings(workers=2, num_slots=4)
     )
     run_job(spec, cluster=cluster)
-    with weights_in(spec.out) as (found, _):
-        kept = {name: whole(tensor) for name, tensor in found.items()}
+    with weights_in(spec.out) as (result, _):
+        kept = {name: whole(tensor) for name, tensor in result.items()}
     generator, discriminator = _plainly(spec.seed, epochs=2)
     plain = {f"Generator.{name}": tensor for name, tensor in generator.state_dict().items()}
     plain |= {f"Discriminator.{name}": tensor for name, tensor in discriminator.state_dict().items()}
@@ -78,9 +78,9 @@ def _plainly(seed: int, epochs: int) -> tuple[nn.Module, nn.Module]:
             first.zero_grad()
             (bce(right, torch.ones_like(right)) + bce(wrong, torch.zeros_like(wrong))).backward()
             first.step()
-            found = discriminator(generator(noise))
+            result = discriminator(generator(noise))
             second.zero_grad()
-            bce(found, torch.ones_like(found)).backward()
+            bce(result, torch.ones_like(result)).backward()
             second.step()
             slower.step()
     return generator, discriminator

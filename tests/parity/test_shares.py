@@ -31,10 +31,10 @@ def spec(out: Path, execution: dict[str, Any], max_steps: int | None = None, **c
 
 def same(cluster: LocalCluster, out: Path, execution: list[dict[str, Any]], **config: Any) -> RunFinished:
     """The result of the first, after a check that all come to its bits."""
-    found = [run_job(spec(out / str(i), each, **config), cluster=cluster) for i, each in enumerate(execution)]
-    told = [(each.sha256, each.metrics, each.signals) for each in found]
-    assert told == [told[0]] * len(told)
-    return found[0]
+    results = [run_job(spec(out / str(i), each, **config), cluster=cluster) for i, each in enumerate(execution)]
+    values = [(each.sha256, each.metrics, each.signals) for each in results]
+    assert values == [values[0]] * len(values)
+    return results[0]
 
 
 def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -97,14 +97,14 @@ def test_a_checkpoint_serves_every_mechanism(cluster: LocalCluster, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [({"max_norm": -1.0}, r"session\.clip_grad_norm_"), ({"optimizer": "adafactor"}, "each element by itself")],
 )
 def test_what_would_go_wrong_is_refused(
-    cluster: LocalCluster, tmp_path: Path, config: dict[str, Any], told: str
+    cluster: LocalCluster, tmp_path: Path, config: dict[str, Any], message: str
 ) -> None:
     """The program's own clip, which would find no gradients; an optimizer that sees a parameter as a whole."""
-    with pytest.raises(JobFailed, match=told) as failed:
+    with pytest.raises(JobFailed, match=message) as failed:
         run_job(spec(tmp_path, {**ZERO, "workers": 2}, **config), cluster=cluster)
     assert failed.value.failure.reason == "user_error"
 
@@ -113,17 +113,17 @@ def test_the_noise_scale_is_that_of_replicated_training(cluster: LocalCluster, t
     """Up to rounding of one sum; the same on every mesh."""
     watched = Adapt(monitors=("noise_scale",))
     execution = [{"workers": 2}, {**ZERO, "workers": 2}, {**ZERO, "workers": 3}, {"mechanism": "sharded", "workers": 3}]
-    found = [
+    results = [
         run_job(replace(spec(tmp_path / str(i), each), adapt=watched), cluster=cluster)
         for i, each in enumerate(execution)
     ]
-    assert found[1].signals == found[2].signals == found[3].signals
-    assert found[0].signals.keys() == found[1].signals.keys() != set()
-    for name, told in found[0].signals.items():
-        assert found[1].signals[name] == pytest.approx(told, rel=1e-3), name
+    assert results[1].signals == results[2].signals == results[3].signals
+    assert results[0].signals.keys() == results[1].signals.keys() != set()
+    for name, result in results[0].signals.items():
+        assert results[1].signals[name] == pytest.approx(result, rel=1e-3), name
 
 
 def test_what_needs_whole_parameters_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
-    asked = replace(spec(tmp_path, {"mechanism": "sharded", "workers": 2}), adapt=Adapt(monitors=("curvature",)))
+    changed = replace(spec(tmp_path, {"mechanism": "sharded", "workers": 2}), adapt=Adapt(monitors=("curvature",)))
     with pytest.raises(JobFailed, match="needs whole parameters"):
-        run_job(asked, cluster=cluster)
+        run_job(changed, cluster=cluster)

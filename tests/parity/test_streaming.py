@@ -88,8 +88,8 @@ def test_it_is_the_plain_loop(cluster: LocalCluster, tmp_path: Path) -> None:
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-    with weights_in(spec.out) as (found, _):
-        kept = {name: whole(tensor) for name, tensor in found.items()}
+    with weights_in(spec.out) as (result, _):
+        kept = {name: whole(tensor) for name, tensor in result.items()}
     for name, tensor in model.state_dict().items():
         assert torch.allclose(tensor, kept[name], atol=1e-6), name
 

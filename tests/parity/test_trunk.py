@@ -42,10 +42,10 @@ def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path, wanted
     calls of the model in each, and leave a second evaluation early.
     """
     mechanism = "tensor+zero" if mesh.shard > 1 else "tensor"
-    found = trained(cluster, tmp_path / "out", {"mesh": mesh, "mechanism": mechanism})
-    assert (found.sha256, found.samples) == (wanted.sha256, wanted.samples)
+    run_result = trained(cluster, tmp_path / "out", {"mesh": mesh, "mechanism": mechanism})
+    assert (run_result.sha256, run_result.samples) == (wanted.sha256, wanted.samples)
     # What the program adds up while it trains is each worker's own part here: all samples, once (a worker without a
     # slot in a pass runs a copy of another's, and that is in the program's own numbers).
-    assert {**found.metrics, "samples": 0.0} == {**wanted.metrics, "samples": 0.0}
+    assert {**run_result.metrics, "samples": 0.0} == {**wanted.metrics, "samples": 0.0}
     if mesh.tensor != 3:
-        assert found.metrics["samples"] == wanted.metrics["samples"]
+        assert run_result.metrics["samples"] == wanted.metrics["samples"]

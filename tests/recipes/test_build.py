@@ -47,12 +47,12 @@ def sgd(lr: float = LR) -> Optimizer:
 
 def rates(optimizer: Optimizer, scheduler: Any, steps: int = EPOCHS, metrics: Any = None) -> list[float]:
     """The rate of the first group before each step."""
-    found = []
+    results = []
     for at in range(steps):
-        found.append(float(optimizer.param_groups[0]["lr"]))
+        results.append(float(optimizer.param_groups[0]["lr"]))
         optimizer.step()
         step_scheduler(scheduler, metrics[at] if metrics else 1.0)
-    return found
+    return results
 
 
 # -- optimizer ---------------------------------------------------------------------------------------------------------
@@ -89,10 +89,10 @@ def test_parameter_groups_have_rates_of_their_own() -> None:
     config = {**optimizer_defaults(groups), "lr": 0.2, "lr_factor_head": 0.5, "lr_factor_bias": 3.0}
     net = model()
     net[0].weight.requires_grad_(False)
-    found = {group["name"]: group for group in make_optimizer(config, net, groups).param_groups}
-    assert {name: group["lr"] for name, group in found.items()} == {"head": 0.1, "bias": pytest.approx(0.6)}
-    assert [p.shape for p in found["head"]["params"]] == [(2, 5), (2,)]  # the first that fits, its bias too
-    assert [p.shape for p in found["bias"]["params"]] == [(5,)]
+    results = {group["name"]: group for group in make_optimizer(config, net, groups).param_groups}
+    assert {name: group["lr"] for name, group in results.items()} == {"head": 0.1, "bias": pytest.approx(0.6)}
+    assert [p.shape for p in results["head"]["params"]] == [(2, 5), (2,)]  # the first that fits, its bias too
+    assert [p.shape for p in results["bias"]["params"]] == [(5,)]
     plain = make_optimizer({**config, "lr_factor_head": None}, model(), groups)
     assert [(group["name"], group["lr"]) for group in plain.param_groups] == [
         ("", 0.2),
@@ -181,9 +181,9 @@ def test_no_schedule_is_forgotten() -> None:
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_rates_are_those_of_torch(name: str) -> None:
     ours, by_hand = sgd(), sgd()
-    found = rates(ours, make_scheduler(schedule(name), ours, epochs=EPOCHS), metrics=METRICS)
-    assert found == pytest.approx(rates(by_hand, SCHEDULES[name][1](by_hand), metrics=METRICS), abs=1e-15)
-    assert name == "constant" or len(set(found)) > 1
+    result = rates(ours, make_scheduler(schedule(name), ours, epochs=EPOCHS), metrics=METRICS)
+    assert result == pytest.approx(rates(by_hand, SCHEDULES[name][1](by_hand), metrics=METRICS), abs=1e-15)
+    assert name == "constant" or len(set(result)) > 1
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ def test_each_value_changes_the_rates(name: str, option: str, value: Any) -> Non
 def test_a_warm_up_comes_first(name: str) -> None:
     ours, plain = sgd(), sgd()
     config = schedule(name, warmup=4, warmup_start=0.2)
-    found = rates(ours, make_scheduler(config, ours, epochs=EPOCHS + 4), EPOCHS + 4)
-    assert found[:4] == pytest.approx([LR * (0.2 + 0.8 * t / 4) for t in range(4)])
-    assert found[4:] == pytest.approx(rates(plain, make_scheduler(schedule(name), plain, epochs=EPOCHS)), abs=1e-15)
+    result = rates(ours, make_scheduler(config, ours, epochs=EPOCHS + 4), EPOCHS + 4)
+    assert result[:4] == pytest.approx([LR * (0.2 + 0.8 * t / 4) for t in range(4)])
+    assert result[4:] == pytest.approx(rates(plain, make_scheduler(schedule(name), plain, epochs=EPOCHS)), abs=1e-15)
 
 
 def test_plateau_waits_for_the_highest_if_told_to() -> None:
@@ -252,8 +252,8 @@ def test_a_schedule_goes_on_in_proportion_when_rates_change(name: str) -> None:
         if at == 4:
             scale_rates(optimizer, [scheduler], [3.0, 3.0])
         factor = 3.0 if at >= 4 else 1.0
-        found = [group["lr"] for group in optimizer.param_groups]
-        assert found == pytest.approx([factor * expected[at], factor * expected[at] / 4], abs=1e-15)
+        results = [group["lr"] for group in optimizer.param_groups]
+        assert results == pytest.approx([factor * expected[at], factor * expected[at] / 4], abs=1e-15)
         optimizer.step()
         step_scheduler(scheduler, METRICS[at])
 
@@ -318,7 +318,7 @@ def trained(out: Path, config: dict[str, Any], until: int | None, resume: bool, 
     optimizer = make_optimizer(session.config, net)
     net, optimizer, scheduler = session.prepare(net, optimizer, make_scheduler(session.config, optimizer, epochs=12))
     assert by in ("step", "epoch")
-    found = []
+    results = []
     for _ in session.epochs(4):
         for x, y in session.batches(DATA, batch_size=8):
             loss = F.mse_loss(net(x.double()), y.double())
@@ -326,12 +326,12 @@ def trained(out: Path, config: dict[str, Any], until: int | None, resume: bool, 
             optimizer.step()
             optimizer.zero_grad()
             if session.ends_step:
-                found.append((session.step, optimizer.param_groups[0]["lr"]))
+                results.append((session.step, optimizer.param_groups[0]["lr"]))
             if by == "step":
                 step_scheduler(scheduler, METRICS[min(session.step, 9)])
         if by == "epoch":
             step_scheduler(scheduler, METRICS[session.epoch])
-    return found
+    return results
 
 
 @pytest.mark.parametrize("by", ["step", "epoch"])

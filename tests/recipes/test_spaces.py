@@ -123,8 +123,8 @@ def test_a_trial_is_told_what_was_asked_for() -> None:
         "lr_factor_a": 2.0,
     }
     asked = {"scheduler": "multistep", "n_milestones": 3, "milestone_0": 6, "milestone_1": 2, "milestone_2": 6}
-    found = choices.suggest_scheduler(FixedTrial({**asked, "gamma": 0.2}), epochs=EPOCHS)
-    assert (found["milestones"], found["gamma"], found["warmup"]) == ([2, 6], 0.2, 0)
+    result = choices.suggest_scheduler(FixedTrial({**asked, "gamma": 0.2}), epochs=EPOCHS)
+    assert (result["milestones"], result["gamma"], result["warmup"]) == ([2, 6], 0.2, 0)
 
 
 def test_each_optimizer_may_have_a_range_of_its_own() -> None:
@@ -161,17 +161,17 @@ def test_what_is_fixed_is_not_asked() -> None:
 
 def test_means_that_are_left_out_stay_the_studys() -> None:
     assert elastune.suggest_execution(FixedTrial({})) == {}
-    found = elastune.suggest_execution(FixedTrial({"workers": 3}), workers=(2, 4), mechanisms=["replicated"])
-    assert found == {"workers": 3, "mechanism": "replicated"}
+    result = elastune.suggest_execution(FixedTrial({"workers": 3}), workers=(2, 4), mechanisms=["replicated"])
+    assert result == {"workers": 3, "mechanism": "replicated"}
 
 
 def test_a_batch_may_be_that_of_each_worker():
     trial = FixedTrial({"workers": 3, "batch_per_worker": 16})
     execution = elastune.suggest_execution(trial, workers=(1, 4))
-    found = choices.suggest_batch(
+    result = choices.suggest_batch(
         trial, per_worker=(8, 16), workers=execution["workers"], base_batch=8, lr_rules=["linear"]
     )
-    assert found == {"batch_size": 48, "lr_rule": "linear", "base_batch": 8}
+    assert result == {"batch_size": 48, "lr_rule": "linear", "base_batch": 8}
     assert choices.suggest_batch(FixedTrial({}), per_worker=[8], workers=2)["batch_size"] == 16
     assert choices.suggest_batch(FixedTrial({"batch_size": 256}))["batch_size"] == 256
 

@@ -19,9 +19,9 @@ STARTED = RunStarted("p.py", {}, 0, {})
 def read(folder):
     from tensorboard.backend.event_processing.event_accumulator import TENSORS, EventAccumulator
 
-    found = EventAccumulator(str(folder), size_guidance={TENSORS: 0})
-    found.Reload()
-    return found
+    result = EventAccumulator(str(folder), size_guidance={TENSORS: 0})
+    result.Reload()
+    return result
 
 
 def scalars(folder, tag):
@@ -29,15 +29,15 @@ def scalars(folder, tag):
 
 
 def test_all_that_a_journal_tells_is_there(adapting_entries, tmp_path):
-    found = read(write_events(adapting_entries, tmp_path))
-    tags = set(found.Tags()["scalars"])
+    entries = read(write_events(adapting_entries, tmp_path))
+    tags = set(entries.Tags()["scalars"])
     assert {"signals/loss", "signals/noise_scale", "standard_errors/noise_scale", "metrics/accuracy"} <= tags
     assert {"run/batch_size", "run/lr", "run/workers"} <= tags
     measured = [(e.at, e.record) for e in adapting_entries if isinstance(e.record, Measured)]
-    told = found.Scalars("run/batch_size")
-    assert [(e.step, e.value) for e in told] == [(m.step, m.batch_size) for _, m in measured]
-    assert [e.wall_time for e in told] == [at for at, _ in measured]
-    texts = {tag: found.Tensors(tag) for tag in found.Tags()["tensors"]}
+    result = entries.Scalars("run/batch_size")
+    assert [(e.step, e.value) for e in result] == [(m.step, m.batch_size) for _, m in measured]
+    assert [e.wall_time for e in result] == [at for at, _ in measured]
+    texts = {tag: entries.Tensors(tag) for tag in entries.Tags()["tensors"]}
     (failed,) = texts["failures/Mine/text_summary"]
     assert b"ZeroDivisionError" in failed.tensor_proto.string_val[0]
     lines = [e.tensor_proto.string_val[0].decode() for e in texts["decisions/gns/text_summary"]]

@@ -12,22 +12,22 @@ from elastune.report.explain import Explanation, explain
 from elastune.tuning.study.results import Study
 
 
-def explained(told: Telling) -> dict[str, tuple[str, ...]]:
-    return {part.title: part.lines for part in explain(Study.of(Path("out"), told.entries)).parts}
+def explained(journal: Telling) -> dict[str, tuple[str, ...]]:
+    return {part.title: part.lines for part in explain(Study.of(Path("out"), journal.entries)).parts}
 
 
 def front_of(*values: tuple[float, float], lr: float = 0.01) -> Telling:
-    told = Telling()
+    journal = Telling()
     for number, (accuracy, seconds) in enumerate(values):
-        told.start(number, lr=lr).wait(60).complete(number, accuracy, seconds)
-    return told
+        journal.start(number, lr=lr).wait(60).complete(number, accuracy, seconds)
+    return journal
 
 
 def test_a_whole_study_in_words() -> None:
-    told = stopping_study(40)
-    text = explain(Study.of(Path("out"), told.entries))
+    result = stopping_study(40)
+    text = explain(Study.of(Path("out"), result.entries))
     assert isinstance(text, Explanation)
-    parts = explained(told)
+    parts = explained(result)
     assert list(parts) == [
         "The front",
         "Which trial to take",
@@ -62,12 +62,12 @@ def test_the_front_says_what_a_step_costs() -> None:
 
 
 def test_one_objective_and_no_result() -> None:
-    told = Telling({**SETTINGS, "objectives": {"accuracy": "max"}})
-    told.start(0, lr=0.1).wait(1).fail(0, "exception: no")
-    assert explained(told)["The front"] == ("No trial has a result yet.",)
-    assert explained(told)["What failed"] == ("1 trial of 1 gave no result.", "trial 0: exception: no")
-    told.start(1, lr=0.1).wait(9).complete(1, 0.75, 9.0)
-    (line,) = explained(told)["The front"]
+    journal = Telling({**SETTINGS, "objectives": {"accuracy": "max"}})
+    journal.start(0, lr=0.1).wait(1).fail(0, "exception: no")
+    assert explained(journal)["The front"] == ("No trial has a result yet.",)
+    assert explained(journal)["What failed"] == ("1 trial of 1 gave no result.", "trial 0: exception: no")
+    journal.start(1, lr=0.1).wait(9).complete(1, 0.75, 9.0)
+    (line,) = explained(journal)["The front"]
     assert line == "The best accuracy is 0.75, by trial 1. It was there after 10 s, everything before it counted."
 
 
@@ -79,8 +79,8 @@ def test_a_long_front_is_told_in_a_few_steps() -> None:
 
 
 def test_it_is_sure_only_where_seeds_repeat() -> None:
-    told = front_of((0.9, 10.0), (0.95, 30.0))
-    assert explained(told)["How sure the pick is"][0].startswith("Unknown: each configuration was trained once")
+    result = front_of((0.9, 10.0), (0.95, 30.0))
+    assert explained(result)["How sure the pick is"][0].startswith("Unknown: each configuration was trained once")
 
     def repeated(spread: float) -> tuple[str, ...]:
         again = Telling()
@@ -100,9 +100,9 @@ def test_it_is_sure_only_where_seeds_repeat() -> None:
 
 
 def test_what_the_study_cut_off_was_not_stopped_by_the_search() -> None:
-    told = Telling().start(0, lr=0.1).wait(5).pause(0, 1, 5.0, "rank 9 of 9").start(1, lr=0.1)
-    told.wait(5).pause(1, 3, 5.0, "a budget of 10 s", cut_off=True).finish("a budget of 10 s")
-    assert explained(told)["What was stopped early"] == (
+    journal = Telling().start(0, lr=0.1).wait(5).pause(0, 1, 5.0, "rank 9 of 9").start(1, lr=0.1)
+    journal.wait(5).pause(1, 3, 5.0, "a budget of 10 s", cut_off=True).finish("a budget of 10 s")
+    assert explained(journal)["What was stopped early"] == (
         "1 trial paused after epoch 1 and did not go on; each can be resumed.",
         "trial 0: rank 9 of 9",
         "1 trial ran when the study ended (1); --resume goes on with them.",
@@ -110,16 +110,16 @@ def test_what_the_study_cut_off_was_not_stopped_by_the_search() -> None:
 
 
 def test_who_waited_for_idle_workers_is_told_apart() -> None:
-    told = Telling().start(0, lr=0.1).wait(5).tell(TrialPaused(0, 1, 5.0, 5.0, "held back", cut_off=True, held=True))
-    assert explained(told.finish("a budget of 10 s"))["What was stopped early"] == (
+    journal = Telling().start(0, lr=0.1).wait(5).tell(TrialPaused(0, 1, 5.0, 5.0, "held back", cut_off=True, held=True))
+    assert explained(journal.finish("a budget of 10 s"))["What was stopped early"] == (
         "1 trial waited for idle workers when the study ended (0); --resume goes on with them.",
     )
 
 
 def test_worker_time_adds_up() -> None:
-    told = Telling({**SETTINGS, "workers": 2}).start(0, lr=0.1).start(1, lr=0.1).wait(30).fail(1, "diverged", 30.0)
-    told.wait(30).complete(0, 0.9, 60.0).start(2, lr=0.1).wait(40).pause(2, 1, 40.0, "rank 2 of 2").finish()
-    line, end = explained(told)["Where the time went"]
+    journal = Telling({**SETTINGS, "workers": 2}).start(0, lr=0.1).start(1, lr=0.1).wait(30).fail(1, "diverged", 30.0)
+    journal.wait(30).complete(0, 0.9, 60.0).start(2, lr=0.1).wait(40).pause(2, 1, 40.0, "rank 2 of 2").finish()
+    line, end = explained(journal)["Where the time went"]
     assert end == "The study ended: 40 trials."
     assert line == (
         "1.7 min on 2 workers: 30% trials on the final front, 20% trials that were stopped early or paused, "
@@ -135,19 +135,19 @@ def test_a_bound_that_the_front_sits_on_is_named() -> None:
 
 
 def test_a_choice_that_all_of_the_best_made_is_named() -> None:
-    told = Telling()
+    journal = Telling()
     for number in range(6):
-        told.start(number, optimizer="adam", lr=0.01).wait(1).complete(number, 0.9 + 0.01 * number, 5.0 + number)
-    lines = explained(told)["What to try next"]
+        journal.start(number, optimizer="adam", lr=0.01).wait(1).complete(number, 0.9 + 0.01 * number, 5.0 + number)
+    lines = explained(journal)["What to try next"]
     assert lines == ("All of the best 6 trials have optimizer=adam: other choices can go.",)
 
 
 def test_reasons_that_differ_in_numbers_alone_are_one() -> None:
-    told = Telling()
+    journal = Telling()
     for number in range(4):
-        told.start(number, lr=0.1).wait(1).fail(number, f"diverged: loss is NaN at step {number}")
-    told.start(4, lr=0.1).wait(1).fail(4, "exception: no")
-    assert explained(told)["What failed"] == (
+        journal.start(number, lr=0.1).wait(1).fail(number, f"diverged: loss is NaN at step {number}")
+    journal.start(4, lr=0.1).wait(1).fail(4, "exception: no")
+    assert explained(journal)["What failed"] == (
         "5 trials of 5 gave no result.",
         "4 trials, such as trial 0: diverged: loss is NaN at step 0",
         "trial 4: exception: no",
@@ -156,7 +156,7 @@ def test_reasons_that_differ_in_numbers_alone_are_one() -> None:
 
 @pytest.mark.parametrize("reason", ["x" * 5000, "two\nlines\tand 'quotes' <b>", ""])
 def test_odd_reasons_stay_one_line(reason: str) -> None:
-    told = Telling().start(0, lr=0.1).wait(1).fail(0, reason)
-    for line in explained(told)["What failed"]:
+    journal = Telling().start(0, lr=0.1).wait(1).fail(0, reason)
+    for line in explained(journal)["What failed"]:
         assert "\n" not in line
         assert len(line) < 300

@@ -72,13 +72,13 @@ def test_what_tensor_leaves_whole_is_in_the_model() -> None:
     started = replace(STARTED, execution={"workers": 4, "mechanism": "tensor", "mesh": "tensor=4", "virtual_tensor": 4})
     held = WorkerMemory(0, 3 * MIB, 3 * MIB, 6 * MIB, MIB)
     ended = replace(FINISHED, memory=[replace(held, rank=rank) for rank in range(4)])
-    told = explained(started, LayersDivided(4, MIB // 2, MIB // 2, apart=True), ended)
-    line, serial = told["Divided layers"]
+    result = explained(started, LayersDivided(4, MIB // 2, MIB // 2, apart=True), ended)
+    line, serial = result["Divided layers"]
     assert line.startswith("524,288 of 1,048,576 trained numbers are in layers of 4 virtual blocks;")
     assert line.endswith("runs it on slots of its own (DataParallelTrunk).")
     assert serial.startswith("tensor leaves 50% of parameters whole on each worker (the serial share)")
     assert "62% on tensor=4" in serial
-    measured, modelled, replicated, *_ = told["Memory of a worker"]
+    measured, modelled, replicated, *_ = result["Memory of a worker"]
     assert measured.split(": ", 1)[1] == modelled.split(": ", 1)[1]
     assert "(2 holders of each part): 12 MiB" in modelled
     assert replicated.endswith("16 MiB: parameters 4 MiB, gradients 4 MiB, optimizer 8 MiB.")

@@ -18,8 +18,8 @@ from elastune.report.export import to_optuna
 ONE = {**SETTINGS, "objectives": {"accuracy": "max"}}
 
 
-def opened(told: Telling, folder: Path) -> optuna.Study:
-    told.write(folder / "out")
+def opened(journal: Telling, folder: Path) -> optuna.Study:
+    journal.write(folder / "out")
     (folder / "study.log").write_bytes(to_optuna(folder / "out"))
     return optuna.load_study(
         study_name="elastune", storage=JournalStorage(JournalFileBackend(str(folder / "study.log")))
@@ -31,14 +31,14 @@ def shown(trial: optuna.trial.FrozenTrial) -> tuple[TrialState, Any, str]:
 
 
 def test_every_state_of_a_trial(tmp_path: Path) -> None:
-    told = Telling().start(0, lr=0.1, optimizer="sgd", momentum=0.9).wait(60).complete(0, 0.9, 10.0)
-    told.start(1, lr=0.2, optimizer="adam").wait(5).report(1, 1, 5.0, accuracy=0.5).pause(1, 1, 5.0, "rank 2 of 2")
-    told.start(2, lr=0.3).wait(1).fail(2, "diverged")
-    told.start(3, lr=0.4).wait(2).report(3, 1, 2.0, accuracy=0.4)
-    told.start(4, lr=0.5).wait(3)
+    journal = Telling().start(0, lr=0.1, optimizer="sgd", momentum=0.9).wait(60).complete(0, 0.9, 10.0)
+    journal.start(1, lr=0.2, optimizer="adam").wait(5).report(1, 1, 5.0, accuracy=0.5).pause(1, 1, 5.0, "rank 2 of 2")
+    journal.start(2, lr=0.3).wait(1).fail(2, "diverged")
+    journal.start(3, lr=0.4).wait(2).report(3, 1, 2.0, accuracy=0.4)
+    journal.start(4, lr=0.5).wait(3)
     broken = {"cost <= 1": 0.5, "accuracy >= 0.1": -0.7}
-    told.tell(TrialFinished(4, "infeasible", {"accuracy": 0.8, "seconds": 3.0}, {"memory": 7.0}, broken, 3.0))
-    study = opened(told, tmp_path)
+    journal.tell(TrialFinished(4, "infeasible", {"accuracy": 0.8, "seconds": 3.0}, {"memory": 7.0}, broken, 3.0))
+    study = opened(journal, tmp_path)
     assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE"]
     assert study.metric_names == ["accuracy", "seconds"]
     assert [shown(trial) for trial in study.trials] == [
@@ -59,27 +59,27 @@ def test_every_state_of_a_trial(tmp_path: Path) -> None:
 
 
 def test_reports_of_one_objective_are_intermediate_values(tmp_path: Path) -> None:
-    told = Telling(ONE).start(0, lr=0.1)
+    journal = Telling(ONE).start(0, lr=0.1)
     for epoch in (1, 2, 3):
-        told.wait(1).report(0, epoch, float(epoch), accuracy=0.2 * epoch)
-    study = opened(told.complete(0, 0.8, 4.0), tmp_path)
+        journal.wait(1).report(0, epoch, float(epoch), accuracy=0.2 * epoch)
+    study = opened(journal.complete(0, 0.8, 4.0), tmp_path)
     assert study.trials[0].intermediate_values == pytest.approx({1: 0.2, 2: 0.4, 3: 0.6})
     assert study.best_value == 0.8
     assert "reports" not in study.trials[0].user_attrs
 
 
 def test_a_trial_that_was_started_again_counts_once_and_numbers_with_gaps_are_told(tmp_path: Path) -> None:
-    told = Telling().start(3, lr=0.1).wait(9).report(3, 1, 9.0, accuracy=0.1)
-    told.start(3, lr=0.1).wait(4).complete(3, 0.7, 4.0).start(1, lr=0.2).wait(1).complete(1, 0.6, 1.0)
-    trials = opened(told, tmp_path).trials
+    journal = Telling().start(3, lr=0.1).wait(9).report(3, 1, 9.0, accuracy=0.1)
+    journal.start(3, lr=0.1).wait(4).complete(3, 0.7, 4.0).start(1, lr=0.2).wait(1).complete(1, 0.6, 1.0)
+    trials = opened(journal, tmp_path).trials
     assert [(trial.user_attrs["trial"], trial.values) for trial in trials] == [(1, [0.6, 1.0]), (3, [0.7, 4.0])]
     assert "reports" not in trials[1].user_attrs
 
 
 def test_a_whole_study_has_the_same_front(tmp_path: Path) -> None:
-    told = stopping_study(40)
-    ended = {e.record.trial: e.record for e in told.entries if isinstance(e.record, TrialFinished)}
-    study = opened(told, tmp_path)
+    result = stopping_study(40)
+    ended = {e.record.trial: e.record for e in result.entries if isinstance(e.record, TrialFinished)}
+    study = opened(result, tmp_path)
     assert len(study.trials) == 40
     for trial in study.trials:
         record = ended.get(trial.number)

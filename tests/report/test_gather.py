@@ -84,7 +84,7 @@ def test_values_of_trials_without_a_result_count_for_nothing(study_entries):
 
 
 def test_workers_that_changed_are_told_on_average():
-    told = Telling().start(0, workers=2).complete(0, 0.9, 10.0, worker_seconds=20.0)
-    told.start(1, workers=1).resize(1, 1, 4).complete(1, 0.9, 10.0, worker_seconds=27.0)
-    study = gather_study(told.start(2, workers=3).entries)
+    journal = Telling().start(0, workers=2).complete(0, 0.9, 10.0, worker_seconds=20.0)
+    journal.start(1, workers=1).resize(1, 1, 4).complete(1, 0.9, 10.0, worker_seconds=27.0)
+    study = gather_study(journal.start(2, workers=3).entries)
     assert [trial.workers for trial in study.trials] == ["2", "2.7", "3"]

@@ -20,16 +20,16 @@ THREE = {"accuracy": "max", "seconds": "min", "cost": "min"}
 
 
 def study_of(rows: list[tuple[float, ...]], objectives: dict[str, str] = THREE, **settings: object) -> Telling:
-    told = Telling({**SETTINGS, "objectives": objectives, **settings})
+    journal = Telling({**SETTINGS, "objectives": objectives, **settings})
     for number, row in enumerate(rows):
         values = dict(zip(objectives, row, strict=True))
-        told.start(number, lr=0.001 * (number + 1), workers=1 + number % 2).wait(5)
-        told.tell(TrialFinished(number, "complete", values, dict(values), seconds=5.0, worker_seconds=5.0))
-    return told.finish()
+        journal.start(number, lr=0.001 * (number + 1), workers=1 + number % 2).wait(5)
+        journal.tell(TrialFinished(number, "complete", values, dict(values), seconds=5.0, worker_seconds=5.0))
+    return journal.finish()
 
 
-def of(told: Telling) -> Study:
-    return Study.of(Path("out"), told.entries)
+def of(journal: Telling) -> Study:
+    return Study.of(Path("out"), journal.entries)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -39,8 +39,8 @@ def test_headline_pick_table_figure_and_command_are_of_one_trial(seed: int, tmp_
         count = int(draw.integers(1, 9))
         objectives = THREE if case % 2 else {"loss": "min", "seconds": "min"}
         rows = [tuple(float(x) for x in draw.integers(1, 30, len(objectives)) / 30) for _ in range(count)]
-        told = study_of(rows, objectives)
-        out = told.write(tmp_path / str(case))
+        outcome = study_of(rows, objectives)
+        out = outcome.write(tmp_path / str(case))
         study = Study.load(out)
         choices = study.choices()
         pick = choices[0].trial
@@ -56,7 +56,7 @@ def test_headline_pick_table_figure_and_command_are_of_one_trial(seed: int, tmp_
         (own,) = [row for row in result.tables[0].rows if row[-1] == "pick"]
         assert own[0] == str(pick.number)
 
-        story = gather_study(told.entries)
+        story = gather_study(outcome.entries)
         assert story is not None
         page = study_page(story, study)
         assert page.answer.startswith(f"Trial {pick.number}, {choices[0].reason}: ")
@@ -77,13 +77,13 @@ def test_the_example_of_a_study_whose_least_time_is_chance() -> None:
 
 
 def test_until_binds_what_is_recommended(tmp_path: Path) -> None:
-    told = study_of([(0.758, 5.0), (0.287, 1.0)], {"accuracy": "max", "seconds": "min"}, until=["accuracy >= 0.5"])
-    study = of(told)
+    outcome = study_of([(0.758, 5.0), (0.287, 1.0)], {"accuracy": "max", "seconds": "min"}, until=["accuracy >= 0.5"])
+    study = of(outcome)
     assert [each.trial.number for each in study.choices()] == [0]
     assert study.pick(weights={"seconds": 1.0}).trial.number == 0
     assert study.pick(seconds=2.0).trial.number == 1, "a target of one's own takes its place"
-    told = study_of([(0.3, 5.0), (0.287, 1.0)], {"accuracy": "max", "seconds": "min"}, until=["accuracy >= 0.5"])
-    study, out = of(told), told.write(tmp_path / "out")
+    outcome = study_of([(0.3, 5.0), (0.287, 1.0)], {"accuracy": "max", "seconds": "min"}, until=["accuracy >= 0.5"])
+    study, out = of(outcome), outcome.write(tmp_path / "out")
     with pytest.raises(UserError, match="must reach accuracy >= 0.5.*the best accuracy is 0.3"):
         study.pick()
     result = result_of(out)
@@ -96,18 +96,18 @@ def test_until_binds_what_is_recommended(tmp_path: Path) -> None:
 
 
 def test_a_resumed_study_has_the_newest_until() -> None:
-    told = study_of([(0.758, 5.0), (0.287, 1.0)], {"accuracy": "max", "seconds": "min"}, until=["accuracy >= 0.9"])
-    told.tell(StudyStarted({**told.settings, "until": ["accuracy >= 0.7"]}, resumed=True))
-    assert of(told).pick().trial.number == 0
+    result = study_of([(0.758, 5.0), (0.287, 1.0)], {"accuracy": "max", "seconds": "min"}, until=["accuracy >= 0.9"])
+    result.tell(StudyStarted({**result.settings, "until": ["accuracy >= 0.7"]}, resumed=True))
+    assert of(result).pick().trial.number == 0
 
 
 def test_nothing_worse_than_the_programs_own_settings_is_recommended() -> None:
-    told = Telling({**SETTINGS, "defaults": {"lr": 0.1}})
+    journal = Telling({**SETTINGS, "defaults": {"lr": 0.1}})
     for number, (lr, accuracy, seconds) in enumerate([(0.1, 0.90, 9.0), (0.2, 0.91, 8.0), (0.3, 0.88, 1.0)]):
-        told.start(number, lr=lr).wait(1).complete(number, accuracy, seconds)
-    assert [each.trial.number for each in of(told).choices()] == [1]
-    told.settings["defaults"]["lr"] = 0.7
-    assert [each.trial.number for each in of(told).choices()] == [1, 2], "their result is not known here"
+        journal.start(number, lr=lr).wait(1).complete(number, accuracy, seconds)
+    assert [each.trial.number for each in of(journal).choices()] == [1]
+    journal.settings["defaults"]["lr"] = 0.7
+    assert [each.trial.number for each in of(journal).choices()] == [1, 2], "their result is not known here"
 
 
 def test_nothing_that_guesses_is_recommended() -> None:
@@ -122,25 +122,25 @@ def test_nothing_that_guesses_is_recommended() -> None:
 def test_time_and_its_price_count_once_by_the_settings_not_by_the_values(
     workers: tuple[int, ...], more: dict[str, object], once: bool
 ) -> None:
-    told = Telling({**SETTINGS, "objectives": THREE, **more})
+    journal = Telling({**SETTINGS, "objectives": THREE, **more})
     for number, count in enumerate(workers):
-        told.start(number, lr=0.1).wait(1)
-        told.entries[-1].record.execution["workers"] = count
+        journal.start(number, lr=0.1).wait(1)
+        journal.entries[-1].record.execution["workers"] = count
         values = {"accuracy": 0.9 + number / 100, "seconds": 1.0 + number, "cost": 2.0 + 2 * number}
-        told.tell(TrialFinished(number, "complete", values, values, seconds=1.0))
-    study = of(told)
+        journal.tell(TrialFinished(number, "complete", values, values, seconds=1.0))
+    study = of(journal)
     assert study.proportional == ({"cost"} if once else frozenset())
     assert [each.name for each in study.counted] == ["accuracy", "seconds", *([] if once else ["cost"])]
 
 
 @pytest.mark.parametrize("name", ["node", "group"])
 def test_parts_of_a_tree_of_classes_are_not_compared(name: str, tmp_path: Path) -> None:
-    told = Telling({**SETTINGS, "objectives": {"accuracy": "max"}})
+    journal = Telling({**SETTINGS, "objectives": {"accuracy": "max"}})
     for number, node in enumerate(["", "0", "1"]):
-        told.start(number, lr=0.1).wait(1)
-        told.entries[-1].record.config.update({"tree": [[0, 1], [2]], name: node})
-        told.tell(TrialFinished(number, "complete", {"accuracy": 0.5 + number / 10}, {"accuracy": 0.5}, seconds=1.0))
-    out = told.finish().write(tmp_path / "out")
+        journal.start(number, lr=0.1).wait(1)
+        journal.entries[-1].record.config.update({"tree": [[0, 1], [2]], name: node})
+        journal.tell(TrialFinished(number, "complete", {"accuracy": 0.5 + number / 10}, {"accuracy": 0.5}, seconds=1.0))
+    out = journal.finish().write(tmp_path / "out")
     study = Study.load(out)
     assert study.tasks == ("the root", "0", "1")
     with pytest.raises(UserError, match="among trials of one task.*3 parts"):
@@ -161,16 +161,16 @@ def test_parts_of_a_tree_of_classes_are_not_compared(name: str, tmp_path: Path) 
 
 def measured(signals: dict[str, tuple[float, float | None]] | None = None, **settings: object) -> Telling:
     """Two trials of data whose most frequent class has .3 of the samples."""
-    told = Telling({**SETTINGS, "defaults": {}})
+    journal = Telling({**SETTINGS, "defaults": {}})
     context = RunContext(DataContext(90, classes=3, largest_class=0.3), 10, "cpu", "any", 1)
     for number, accuracy in enumerate([0.25, 0.24]):
-        told.start(number, lr=0.1).wait(1)
-        told.entries[-1].record.config.update(settings)
-        told.entries[-1].record.execution["policy"] = settings.get("policy", "none")
+        journal.start(number, lr=0.1).wait(1)
+        journal.entries[-1].record.config.update(settings)
+        journal.entries[-1].record.execution["policy"] = settings.get("policy", "none")
         run = RunFinished("sha", 1, 9, 90, 1.0, {}, signals=signals or {}, context=context)
         values = {"accuracy": accuracy, "seconds": 2.0 - number}
-        told.tell(TrialFinished(number, "complete", values, values, seconds=1.0, run=run))
-    return told
+        journal.tell(TrialFinished(number, "complete", values, values, seconds=1.0, run=run))
+    return journal
 
 
 def test_an_accuracy_below_the_share_of_the_most_frequent_class_is_not_recommended() -> None:
@@ -179,11 +179,11 @@ def test_an_accuracy_below_the_share_of_the_most_frequent_class_is_not_recommend
 
 
 def test_a_batch_beyond_the_noise_scale_of_a_trial_is_told_with_the_evidence(tmp_path: Path) -> None:
-    told = measured({"noise_scale": (44.8, 16.0)}, batch_size=500)
-    for entry in told.entries:
+    measurement = measured({"noise_scale": (44.8, 16.0)}, batch_size=500)
+    for entry in measurement.entries:
         if isinstance(entry.record, TrialFinished):
             entry.record.values["accuracy"] += 0.5
-    out = told.write(tmp_path / "out")
+    out = measurement.write(tmp_path / "out")
     result = result_of(out)
     said = (
         "Gradient noise scale 45 ± 16 at the end of training: batches up to about that use their samples well "
@@ -200,9 +200,9 @@ def test_a_batch_beyond_the_noise_scale_of_a_trial_is_told_with_the_evidence(tmp
 
 
 def measured_at(out: Path, **settings: object) -> Path:
-    told = measured({"noise_scale": (44.8, 16.0)}, **settings)
-    told.entries[0].record.settings["objectives"] = {"accuracy": "max"}
-    for entry in told.entries:
+    measurement = measured({"noise_scale": (44.8, 16.0)}, **settings)
+    measurement.entries[0].record.settings["objectives"] = {"accuracy": "max"}
+    for entry in measurement.entries:
         if isinstance(entry.record, TrialFinished):
             entry.record.values["accuracy"] += 0.5
-    return told.write(out)
+    return measurement.write(out)

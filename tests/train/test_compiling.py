@@ -47,8 +47,8 @@ class Blocks(nn.Module):
         self.body, self.head = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), nn.Linear(4, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.head(self.body(x).tanh())
-        return found
+        result: torch.Tensor = self.head(self.body(x).tanh())
+        return result
 
 
 def whole(model: Blocks) -> nn.Module:
@@ -77,9 +77,9 @@ def train(
     **execution: Any,
 ) -> tuple[str, list[Record]]:
     """The digest of what four slots train, and what was told."""
-    told: list[Record] = []
+    results: list[Record] = []
     session = lone_session(
-        out, send=told.append, execution=ExecutionSettings(num_slots=4, **execution), checkpoint_every_steps=None
+        out, send=results.append, execution=ExecutionSettings(num_slots=4, **execution), checkpoint_every_steps=None
     )
     torch.manual_seed(0)
     model = before(Blocks())
@@ -96,7 +96,7 @@ def train(
             average.update_parameters(model)
     session.finish()
     assert session.trained is not None
-    return session.trained.fingerprint(session.state.workers), told
+    return session.trained.fingerprint(session.state.workers), results
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +109,11 @@ def uncompiled(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_names_are_plain_and_bits_are_those_without(
     tmp_path: Path, when: str, how: Callable[[Blocks], nn.Module], uncompiled: str
 ) -> None:
-    digest, told = train(tmp_path, **{when: how})
+    digest, outcome = train(tmp_path, **{when: how})
     assert digest == uncompiled, "eagerly run code is what it was"
-    assert any(isinstance(record, Compiled) and record.seconds > 0 for record in told), "it did compile"
-    with weights_in(tmp_path) as (found, _):
-        assert sorted(found) == sorted(Blocks().state_dict())
+    assert any(isinstance(record, Compiled) and record.seconds > 0 for record in outcome), "it did compile"
+    with weights_in(tmp_path) as (result, _):
+        assert sorted(result) == sorted(Blocks().state_dict())
     state = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert state
     assert b"_orig_mod" not in state
@@ -140,13 +140,13 @@ def test_what_is_compiled_inside_still_runs_so() -> None:
     model = Blocks()
     model.body = torch.compile(model.body, backend=backend)
     assert is_compiled(model)
-    found = plain(model)
-    assert found is model
+    result = plain(model)
+    assert result is model
     assert type(model.body) is nn.Sequential
     model(torch.rand(3, 4))
     assert len(seen) == 1
-    assert is_compiled(found)
-    other = copy.deepcopy(found)
+    assert is_compiled(result)
+    other = copy.deepcopy(result)
     assert not is_compiled(other), "a copy does not run with the weights of the first"
 
 
@@ -159,8 +159,8 @@ def test_a_step_that_compiles_is_in_no_times(tmp_path: Path) -> None:
         times.begin_step()
         if number in (4, 6):
             torch.compile(nn.Linear(2, 2), **COMPILE)(torch.rand(1, 2))
-        told = times.end_step(0.0, 0.0)
-        assert (told.data_s < 0) == (number in (4, 6))
+        result = times.end_step(0.0, 0.0)
+        assert (result.data_s < 0) == (number in (4, 6))
     assert len(times._kept) == 8 - 3 - 2
     times.leave_out_newest()
     assert len(times._kept) == 8 - 3 - 3
@@ -208,9 +208,9 @@ def test_shapes_alone_decide_in_exact_mode_and_too_many_are_refused(tmp_path: Pa
                 model(torch.rand(size, 2))
     finally:
         torch._dynamo.config.recompile_limit = before
-    told = too_many_shapes(caught.value)
-    assert isinstance(told, UserError)
-    assert "more than" in str(told)
+    result = too_many_shapes(caught.value)
+    assert isinstance(result, UserError)
+    assert "more than" in str(result)
     assert too_many_shapes(ValueError("another")) is None
 
 
@@ -228,18 +228,18 @@ def test_weights_of_a_compiled_model_fit_the_plain_one(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file(dict(whole(Blocks()).state_dict()), tmp_path / "model.safetensors")
-    with weights_in(tmp_path / "model.safetensors") as (found, _):
-        assert sorted(found) == sorted(Blocks().state_dict())
+    with weights_in(tmp_path / "model.safetensors") as (result, _):
+        assert sorted(result) == sorted(Blocks().state_dict())
 
 
 def test_it_is_explained() -> None:
     records = [Compiled(1, 0, 2.0), Compiled(1, 1, 3.0), Compiled(9, 0, 0.5)]
     assert [decode(encode(record)) for record in records] == records
     lines = _compiling([Entry(float(at), record) for at, record in enumerate(records)])
-    told = "steps that it did so in are not in the times of steps."
+    result = "steps that it did so in are not in the times of steps."
     assert lines == (
-        f"Worker 0 compiled for 2.5 s, the last time up to step 9; {told}",
-        f"Worker 1 compiled for 3 s, the last time up to step 1; {told}",
+        f"Worker 0 compiled for 2.5 s, the last time up to step 9; {result}",
+        f"Worker 1 compiled for 3 s, the last time up to step 1; {result}",
     )
 
 
@@ -274,6 +274,6 @@ def test_a_step_of_a_compiled_program_is_told_as_that_of_the_plain_one(tmp_path:
     )
     program = Program(tmp_path / "program.py")
     program.path.write_text("\n".join(lines) + "\n")
-    found = rehearse(load(program), program, {})
-    assert found == rehearse(load(program), program, {"compiled": False})
-    assert found.fake
+    result = rehearse(load(program), program, {})
+    assert result == rehearse(load(program), program, {"compiled": False})
+    assert result.fake

@@ -17,6 +17,6 @@ def test_a_cpu_needs_nothing_but_its_threads() -> None:
 def test_only_what_torch_says_of_an_order_is_taken_for_that() -> None:
     assert unordered_kernel(RuntimeError("CUDA error: device-side assert triggered")) is None
     assert unordered_kernel(ValueError("x does not have a deterministic implementation")) is None
-    found = unordered_kernel(RuntimeError("x_cuda does not have a deterministic implementation, but you set 'torch."))
-    assert found is not None
-    assert found.value == "x_cuda"
+    result = unordered_kernel(RuntimeError("x_cuda does not have a deterministic implementation, but you set 'torch."))
+    assert result is not None
+    assert result.value == "x_cuda"

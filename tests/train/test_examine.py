@@ -79,7 +79,7 @@ def refusal(program: Program, execution: ExecutionSettings, **config: str) -> st
 
 
 @pytest.mark.parametrize(
-    ("execution", "config", "told"),
+    ("execution", "config", "message"),
     [
         (TENSOR, {"plan": "layers.*"}, "a plan names modules of the model"),
         (TENSOR, {"model": "heads"}, "has 3 heads"),
@@ -94,11 +94,11 @@ def refusal(program: Program, execution: ExecutionSettings, **config: str) -> st
     ],
 )
 def test_what_a_model_is_refused_for(
-    choosy: Program, execution: ExecutionSettings, config: dict[str, str], told: str
+    choosy: Program, execution: ExecutionSettings, config: dict[str, str], message: str
 ) -> None:
-    found = refusal(choosy, execution, **config)
-    assert found is not None
-    assert told in found
+    result = refusal(choosy, execution, **config)
+    assert result is not None
+    assert message in result
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_running_statistics_move_once_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "encode", "told"),
+    ("loss", "encode", "message"),
     [
         (spread_out, lambda x: x.mean(0), "a row for each sample"),
         (spread_out, lambda x: x.sum(), "a row for each sample"),
@@ -78,9 +78,9 @@ def test_running_statistics_move_once_a_step(tmp_path: Path) -> None:
         (lambda f: f.square().mean(), lambda x: x.detach(), "features come from the model"),
     ],
 )
-def test_features_and_losses_of_other_shapes(tmp_path: Path, loss: Any, encode: Any, told: str) -> None:
+def test_features_and_losses_of_other_shapes(tmp_path: Path, loss: Any, encode: Any, message: str) -> None:
     session, _, _, batches = begun(tmp_path)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         in_all_slots(session, batches, loss, encode)
 
 
@@ -109,15 +109,15 @@ def test_every_slot_gives_features(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"execution": ExecutionSettings(num_slots=2, mechanism="sharded")}, "a mechanism that divides"),
         ({"sync": SyncPlan.parse("local:learners=2,every=2")}, "--sync local"),
         ({"adapt": Adapt(monitors=("curvature",))}, "whole loss of a batch at once"),
     ],
 )
-def test_refused_where_features_cannot_be_gathered(tmp_path: Path, options: dict[str, Any], told: str) -> None:
+def test_refused_where_features_cannot_be_gathered(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     session, model, _, batches = begun(tmp_path, **options)
     (x,) = next(batches)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         session.backward_global(spread_out, model, x)

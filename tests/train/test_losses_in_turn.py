@@ -33,7 +33,7 @@ def begun(out: Path, execution: ExecutionSettings, **spec: Any) -> tuple[Session
     ],
 )
 def test_gradients_norms_and_the_loss_are_those_of_the_sum(tmp_path: Path, execution: ExecutionSettings) -> None:
-    told = []
+    results = []
     for apart in (True, False):
         torch.manual_seed(0)
         session, model, optimizer, batches = begun(tmp_path, execution, adapt=Adapt(monitors=("noise_scale",)))
@@ -48,9 +48,9 @@ def test_gradients_norms_and_the_loss_are_those_of_the_sum(tmp_path: Path, execu
             optimizer.step()
             optimizer.zero_grad()
         losses = session.loss
-        told.append([losses, *model.weight.flatten().tolist(), *(s.value for s in session.signals.values())])
-    assert len(told[0]) > 4
-    assert told[0] == pytest.approx(told[1], rel=1e-4)
+        results.append([losses, *model.weight.flatten().tolist(), *(s.value for s in session.signals.values())])
+    assert len(results[0]) > 4
+    assert results[0] == pytest.approx(results[1], rel=1e-4)
 
 
 def test_the_last_loss_has_no_more(tmp_path: Path) -> None:

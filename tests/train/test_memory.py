@@ -108,11 +108,11 @@ def test_each_of_four_workers_has_its_share_of_the_state_and_of_its_copies(
 ) -> None:
     """``copies / 4`` of what is divided, on the fullest worker, too; what is not divided whole."""
     execution = ExecutionSettings(workers=4, mechanism=mechanism, copies=copies)
-    told = run_of(program(PROGRAM), tmp_path / "run", cluster, execution, epochs=1)
+    result = run_of(program(PROGRAM), tmp_path / "run", cluster, execution, epochs=1)
     numbers, buffers = 8 * WIDE + 5 * WIDE + WIDE * WIDE + 1, 2 * 4 * WIDE + 8
     share, of_values = copies / 4, copies / 4 if mechanism == "sharded" else 1.0
-    assert [each.rank for each in told] == [0, 1, 2, 3]
-    for each in told:
+    assert [each.rank for each in result] == [0, 1, 2, 3]
+    for each in result:
         assert each.optimizer == pytest.approx(share * 8 * numbers, rel=0.05)
         assert each.parameters - buffers == pytest.approx(of_values * 4 * numbers, rel=0.05)
         assert each.copies == pytest.approx((share - 1 / 4) * 8 * numbers, rel=0.05, abs=200)
@@ -122,12 +122,12 @@ def test_a_trial_that_runs_out_of_memory_tells_what_it_wanted(
     program: Any, tmp_path: Path, cluster: LocalCluster
 ) -> None:
     mine, limited = program(PROGRAM), {"limit_gib": 6, "epochs": 1}
-    with pytest.raises(JobFailed) as told:
+    with pytest.raises(JobFailed) as error:
         run_of(mine, tmp_path / "run", cluster, ExecutionSettings(), **limited, wanted_gib=8)
-    assert told.value.failure.reason == "out_of_memory"
-    assert told.value.failure.wanted_bytes == 8 * 2**30
-    asked = StudyRequest(mine, tmp_path / "study", sampler="grid", trials=2, config=limited)
-    tune(asked, cluster=cluster)
+    assert error.value.failure.reason == "out_of_memory"
+    assert error.value.failure.wanted_bytes == 8 * 2**30
+    request = StudyRequest(mine, tmp_path / "study", sampler="grid", trials=2, config=limited)
+    tune(request, cluster=cluster)
     ended = [e.record for e in read(tmp_path / "study" / "journal.jsonl") if isinstance(e.record, TrialFinished)]
     assert sorted(each.state for each in ended) == ["complete", "infeasible"]
     (reason,) = [each.reason for each in ended if each.state == "infeasible"]
@@ -148,9 +148,9 @@ def test_a_trial_that_runs_out_of_memory_tells_what_it_wanted(
 )
 def test_texts_of_memory_that_ran_out(error: Exception, lacks: bool, wanted: int | None) -> None:
     assert (lacks_memory(error), wanted_bytes(error)) == (lacks, wanted)
-    told = memory_detail(wanted, "said")
-    assert told.endswith("said")
-    assert (told != "said") == (wanted is not None)
+    result = memory_detail(wanted, "said")
+    assert result.endswith("said")
+    assert (result != "said") == (wanted is not None)
 
 
 def test_an_error_is_looked_for_behind_others() -> None:
@@ -181,8 +181,8 @@ def test_one_step_of_a_view_is_looked_at(tmp_path: Path) -> None:
         memory.begin_view(1)
     assert due == [False, False, True, False]
     assert (tmp_path / "clear_refs").read_text() == "5"
-    (found,) = memory_of_workers([memory.row()])
-    assert found == WorkerMemory(0, 10, 1024, 20, 5, activations=59 * 1024, peak=900 * 1024)
+    (result,) = memory_of_workers([memory.row()])
+    assert result == WorkerMemory(0, 10, 1024, 20, 5, activations=59 * 1024, peak=900 * 1024)
     memory.begin_view(2)
     assert not memory.due
     assert memory_of_workers([StepMemory(status=tmp_path).row()]) == [], "too few steps"

@@ -35,11 +35,11 @@ class Drawing(Dataset[tuple[int, float, float]]):
 
 def read(dataset: Drawing, at_once: bool) -> list[object]:
     """All batches, and what who collates each of them would draw."""
-    samples, found = SeededSamples(dataset, 5, 2), []
+    samples, result = SeededSamples(dataset, 5, 2), []
     for batch in BATCHES:
-        found.append(samples.__getitems__(batch) if at_once else [samples[index] for index in batch])
-        found.append((random.random(), np.random.standard_normal(), float(torch.rand(()))))
-    return found
+        result.append(samples.__getitems__(batch) if at_once else [samples[index] for index in batch])
+        result.append((random.random(), np.random.standard_normal(), float(torch.rand(()))))
+    return result
 
 
 @pytest.mark.parametrize("numpy", [False, True])

@@ -57,21 +57,21 @@ def test_models_are_named_by_their_classes() -> None:
 def test_the_order_is_the_program_s() -> None:
     one, two, first, second = _two()
     slower = torch.optim.lr_scheduler.StepLR(first, 3)
-    found = Prepared.of([first, one, slower, second, two])
-    assert found.models == [one, two]
-    assert found.schedulers == (slower,)
+    result = Prepared.of([first, one, slower, second, two])
+    assert result.models == [one, two]
+    assert result.schedulers == (slower,)
     assert Prepared.of([first, one]).optimizer is first
 
 
 def test_what_cannot_be_prepared_is_refused() -> None:
     one, two, first, second = _two()
-    for given, told in (
+    for given, result in (
         ([one], "a model and its optimizer"),
         ([one, first, "cosine"], "models, optimizers and schedulers"),
         ([one, first, second], "parameters of the models beside it"),
         ([one, two, first, torch.optim.LBFGS(two.parameters())], "LBFGS"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=result):
             Prepared.of(given)
 
 
@@ -87,6 +87,6 @@ def test_a_closure_is_evaluated_once_for_all() -> None:
 
     before = two.bias.clone()
     with torch.no_grad():
-        found = Optimizers([first, second]).step(closure)
-    assert [found] == called
+        result = Optimizers([first, second]).step(closure)
+    assert [result] == called
     assert not torch.equal(two.bias, before)

@@ -55,7 +55,7 @@ def test_a_copy_of_an_average_is_one_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "obj", "told"),
+    ("name", "obj", "message"),
     [
         ("", {}, "has a name"),
         ("taken", {}, "once"),
@@ -63,10 +63,10 @@ def test_a_copy_of_an_average_is_one_of_its_own() -> None:
         ("open", {"file": object()}, "tensors, numbers, text"),
     ],
 )
-def test_what_cannot_be_tracked_is_refused(name: str, obj: object, told: str) -> None:
+def test_what_cannot_be_tracked_is_refused(name: str, obj: object, message: str) -> None:
     tracked = Tracked()
     tracked.add("taken", {}, always)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         tracked.add(name, obj, always)
 
 

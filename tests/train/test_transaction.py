@@ -280,7 +280,7 @@ def test_what_cannot_be_repeated_is_forgotten_at_a_boundary() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "result",
     [
         replace(CONTROL, samples=7.0),
         replace(CONTROL, samples=16.0),
@@ -289,9 +289,9 @@ def test_what_cannot_be_repeated_is_forgotten_at_a_boundary() -> None:
         ControlVector(),
     ],
 )
-def test_the_gate_refuses_other_samples(found: ControlVector) -> None:
+def test_the_gate_refuses_other_samples(result: ControlVector) -> None:
     with pytest.raises(RuntimeError, match="workers disagree about the data"):
-        check_committed_samples(PLAN, found)
+        check_committed_samples(PLAN, result)
 
 
 def test_the_gate_counts_the_samples_of_the_longest_rounds() -> None:
@@ -299,10 +299,10 @@ def test_the_gate_counts_the_samples_of_the_longest_rounds() -> None:
     halves = 2**24 + 1, 2**24 + 2
     plan = replace(PLAN, size=sum(halves))
     vectors = [torch.tensor(ControlVector(samples=half % COUNTED, checksum=6.0).to_list()) for half in halves]
-    found = ControlVector.of((vectors[0] + vectors[1]).tolist(), 0)
-    check_committed_samples(plan, found)
+    result = ControlVector.of((vectors[0] + vectors[1]).tolist(), 0)
+    check_committed_samples(plan, result)
     with pytest.raises(RuntimeError, match="modulo 4,096"):
-        check_committed_samples(replace(plan, size=plan.size + 1), found)
+        check_committed_samples(replace(plan, size=plan.size + 1), result)
 
 
 def test_the_gate_lets_the_samples_of_all_workers_through() -> None:

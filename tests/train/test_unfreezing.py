@@ -41,8 +41,8 @@ def test_it_is_what_plain_pytorch_does(tmp_path: Path, mode: Any, kind: str) -> 
     options = {"SGD": {"momentum": 0.9}, "AdamW": {}}[kind] | {"lr": 0.05, "weight_decay": 0.1}
     ours, plain, data = network(), network(), samples()
     session = lone_session(tmp_path, execution=ExecutionSettings(mode=mode, num_slots=4))
-    told = session.unfreeze(ours, SCHEDULE)
-    assert told == {"0.weight": 1, "0.bias": None, "2.weight": 0, "2.bias": 0}
+    result = session.unfreeze(ours, SCHEDULE)
+    assert result == {"0.weight": 1, "0.bias": None, "2.weight": 0, "2.bias": 0}
     model, optimizer = session.prepare(ours, getattr(torch.optim, kind)(ours.parameters(), **options))
     for _ in session.epochs(3):
         for x, y in session.batches(data, batch_size=16):

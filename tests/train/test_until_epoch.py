@@ -64,23 +64,23 @@ def test_pauses_do_not_show_in_the_result(cluster: LocalCluster, tmp_path: Path,
     whole = run_job(spec(program, tmp_path / "whole", 1), cluster=cluster)
     assert not list(tmp_path.glob("whole/checkpoints/*"))
     ended: list[RunFinished] = []
-    told: list[Record] = []
+    results: list[Record] = []
     for until, workers in ((1, 2), (3, 1), (3, 3), (9, 2)):
         part = spec(program, tmp_path / "parts", workers, until_epoch=until, resume=until > 1)
-        ended.append(run_job(part, cluster=cluster, observe=told.append))
+        ended.append(run_job(part, cluster=cluster, observe=results.append))
     assert [(end.stopped, end.steps) for end in ended] == [("until_epoch", n) for n in (5, 15, 15)] + [("complete", 20)]
     assert [end.sha256 == whole.sha256 for end in ended] == [False, False, False, True]
     assert ended[1].sha256 == ended[2].sha256
-    reports = [record for record in told if isinstance(record, Reported)]
+    reports = [record for record in results if isinstance(record, Reported)]
     assert [(r.epoch, r.epochs) for r in reports] == [(n, EPOCHS) for n in (1, 2, 3, 4, 4)]
     assert reports[-1].metrics == {"at_the_end": 1.0}, "what comes after the loop is run once, at the end"
 
 
 def test_the_last_epoch_is_the_end(cluster: LocalCluster, tmp_path: Path, program: Program) -> None:
-    asked = spec(program, tmp_path / "out", 2, epochs=2, until_epoch=2)
-    told: list[Record] = []
-    assert run_job(asked, cluster=cluster, observe=told.append).stopped == "complete"
-    assert [record.epochs for record in told if isinstance(record, Reported)] == [2, 2, 2]
+    run_spec = spec(program, tmp_path / "out", 2, epochs=2, until_epoch=2)
+    results: list[Record] = []
+    assert run_job(run_spec, cluster=cluster, observe=results.append).stopped == "complete"
+    assert [record.epochs for record in results if isinstance(record, Reported)] == [2, 2, 2]
     assert not complete(tmp_path / "out" / "checkpoints")
     with pytest.raises(UserError, match="at least 1"):
         next(lone_session(tmp_path, until_epoch=0).epochs(2))
@@ -110,7 +110,7 @@ def test_a_pause_writes_a_checkpoint_however_often_others_are(tmp_path: Path, wh
 
 def test_a_wider_run_pauses_where_it_was_told_to(cluster: LocalCluster, tmp_path: Path, program: Program) -> None:
     """Two workers from the start, in fast mode: the pause is the same, if not its bits."""
-    asked = spec(program, tmp_path / "out", 2, until_epoch=2)
-    asked = replace(asked, execution=replace(asked.execution, mode="fast"))
-    end = run_job(asked, cluster=cluster)
+    run_spec = spec(program, tmp_path / "out", 2, until_epoch=2)
+    run_spec = replace(run_spec, execution=replace(run_spec.execution, mode="fast"))
+    end = run_job(run_spec, cluster=cluster)
     assert (end.stopped, end.steps, end.workers) == ("until_epoch", 10, 2)

@@ -102,11 +102,11 @@ UNORDERED = """def train(session):
 def test_every_bad_end_has_its_reason(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str, reason: str, code: int, detail: str
 ) -> None:
-    found, sent = lived(tmp_path, text)
+    result, sent = lived(tmp_path, text)
     (failure,) = [record for record in sent if not isinstance(record, Reported)]
     assert isinstance(failure, RunFailed)
-    assert (found, failure.reason, failure.rank) == (code, reason, 0)
-    assert found in (EXIT_FAILED, EXIT_USER_ERROR)
+    assert (result, failure.reason, failure.rank) == (code, reason, 0)
+    assert result in (EXIT_FAILED, EXIT_USER_ERROR)
     assert detail in failure.detail
     assert "\n" not in failure.detail
     assert ("Traceback" in capfd.readouterr().err) == (reason in ("exception", "out_of_memory"))

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _cannot_load(error: Exception) -> str:
-    from elastune.core.extras import missing_extra
+    from elastune.core.plugins import missing_extra
 
     got = f"{type(error).__name__}: {error}"
     rule = f"the libraries must load (got {got}): reinstall what it names, or give it more memory (ulimit -v)"

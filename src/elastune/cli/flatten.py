@@ -123,8 +123,10 @@ class Chosen:
     @property
     def usual(self) -> dict[str, Any]:
         """The defaults that count as given: those of ``kind`` for other settings than ``open``, and ``defaults``."""
-        own = {each.name: each.default for each in fields(self.kind) if each.name not in (*self.open, *self.without)}
-        return {**own, **self.defaults}
+        defaults = {
+            each.name: each.default for each in fields(self.kind) if each.name not in (*self.open, *self.without)
+        }
+        return {**defaults, **self.defaults}
 
 
 @dataclass(frozen=True)
@@ -170,13 +172,13 @@ def flatten(command: Callable[..., int]) -> Callable[..., int]:
 
 def _built(group: _Group, values: dict[str, Any]) -> Any:
     """Take the values of the group's options out of ``values``, and build the group of them."""
-    own = {each.name: values.pop(each.name) for each in group.options}
-    given = {
-        each.name: own[each.name]
+    from_options = {each.name: values.pop(each.name) for each in group.options}
+    changed = {
+        each.name: from_options[each.name]
         for each in group.options
-        if each.default is Parameter.empty or own[each.name] != each.default
+        if each.default is Parameter.empty or from_options[each.name] != each.default
     }
-    return group.build(**{name: group.read.get(name, _as_it_is)(value) for name, value in given.items()})
+    return group.build(**{name: group.read.get(name, _as_it_is)(value) for name, value in changed.items()})
 
 
 def _as_it_is(value: Any) -> Any:

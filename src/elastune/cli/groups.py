@@ -30,31 +30,31 @@ class ExecutionOptions:
         given: The values by the names of the fields of ``ExecutionSettings``. What is left out, others decide.
     """
 
-    given: Mapping[str, Any]
+    chosen: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        if (slots := self.given.get("num_slots", 1)) < 1:
+        if (slots := self.chosen.get("num_slots", 1)) < 1:
             raise UserError("a run has at least one slot", f"{slots} slots", "leave --slots out or raise it")
-        if (blocks := self.given.get("virtual_tensor", 1)) < 1:
+        if (blocks := self.chosen.get("virtual_tensor", 1)) < 1:
             raise UserError("virtual blocks must be from 1 on", blocks, "leave --virtual-tensor out or raise it")
 
     @property
     def mode(self) -> str:
         """The mode, "exact" or "fast"."""
-        return str(self.given["mode"])
+        return str(self.chosen["mode"])
 
     @property
     def mesh(self) -> Mesh | None:
         """The mesh of --mesh, or None."""
-        return self.given.get("mesh")
+        return self.chosen.get("mesh")
 
     def on(self, workers: int | None, *, local: bool = True) -> ExecutionSettings:
         """The execution settings for ``workers`` or for the workers of --mesh. The job checks most values.
 
         ``local``: whether the workers run on this machine. Other hosts may have devices that this machine lacks.
         """
-        device = choose_device(self.given["device"], local=local)
-        return ExecutionSettings(**{**self.given, "device": device, "workers": workers or 0})
+        device = choose_device(self.chosen["device"], local=local)
+        return ExecutionSettings(**{**self.chosen, "device": device, "workers": workers or 0})
 
     def execution(
         self, workers: int | None, most_workers: int | None = None, learners: int = 1, *, local: bool = True
@@ -68,7 +68,7 @@ class ExecutionOptions:
             local: As in ``on``.
         """
         execution = self.on(workers, local=local)
-        if "num_slots" in self.given:
+        if "num_slots" in self.chosen:
             return execution
         least = least_slots(execution, max(execution.workers, most_workers or 0))
         return replace(execution, num_slots=-(-least // learners) * learners)

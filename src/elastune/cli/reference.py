@@ -48,8 +48,8 @@ def _keyword(option: str, kind: type) -> str:
     """The keyword that has the option's value in Python; "" for an option of the command line alone."""
     names = {setting.option_of(name): name for name, setting in settings_of(kind).items()}
     execution = {setting.option_of(name): name for name, setting in settings_of(ExecutionSettings).items()}
-    own = execution.get(option)
-    return names.get(option, "" if own is None else f"{EXECUTION}.{own}")
+    value = execution.get(option)
+    return names.get(option, "" if value is None else f"{EXECUTION}.{value}")
 
 
 def _cell(text: str) -> str:

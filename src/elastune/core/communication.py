@@ -1,8 +1,8 @@
 """How gradients travel between workers: the topology, its routes, and compression.
 
 A sum is cut into chunks. A chunk goes *up* from worker to worker, each adding its own part, until the root of its route
-has the total, and *down* from there to all workers. Chunks follow each other, so that the links of different workers
-are busy at the same time. A topology is a list of routes that chunks take in turn: a tree is one route, a ring has one
+has the total. Then it goes *down* to all workers. Chunks follow each other, so that the links of different workers are
+busy at the same time. A topology is a list of routes that chunks take in turn: a tree is one route, a ring has one
 route for each worker.
 
 Workers cannot deadlock. Each hop has a time stamp: the start of its chunk, and the number of hops before it. Every

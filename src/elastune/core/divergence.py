@@ -56,7 +56,7 @@ class LossTrack:
     Attributes:
         newest: The newest values.
         first: The first value.
-        start: The median of the first window, but at most ``factor`` times the first value, since a loss that explodes
+        start: The median of the first window, but at most ``factor`` times the first value. Else a loss that explodes
             at once would set its own standard. None until the first window is full.
         best: The best median.
         signed: A value was negative.

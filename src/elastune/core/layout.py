@@ -1,9 +1,9 @@
 """Which worker holds which part of a model's state: tensor boxes, flat ranges, parameter blocks, owners.
 
 A *parameter block* is what a backward pass gives one gradient for: a parameter, or one virtual block of a parameter
-that the tensor axis divides. Blocks are fixed for a run and do not depend on the mesh, so that results do not depend
-on it either. The state of a block (values, optimizer state) is flat. Workers hold ranges of it that begin at multiples
-of ``UNIT`` elements, so that a norm or an update that is computed unit by unit does not depend on the owner.
+that the tensor axis divides. Blocks are fixed for a run and do not depend on the mesh, so that results do not depend on
+it either. The state of a block (values, optimizer state) is flat. Workers hold ranges of it that begin at multiples of
+``UNIT`` elements. So a norm or an update that is computed unit by unit does not depend on the owner.
 
 An *owner* has a unit's state and updates it. The *reducer* adds up the unit's gradient: it is one of the owners, and
 sends the sum to the others. New values go to the workers that compute with the block and do not own it. As many

@@ -84,9 +84,9 @@ class MeshChoice:
     def for_workers(self, workers: int) -> Mesh:
         """Return the mesh of ``workers`` workers, or of as many of them as have a place.
 
-        A replica is divided among at least as many workers as in the wanted mesh, as far as there are so many, because
-        each has the memory for its part. Then as many workers as possible get a place. Then the mesh is the nearest to
-        the wanted one.
+        A replica is divided among at least as many workers as in the wanted mesh, if possible, because each has the
+        memory for its part only. Then as many workers as possible get a place. Then the mesh is the nearest to the
+        wanted one.
         """
         return min(self._possible(workers), key=lambda mesh: self._cost(mesh, workers))
 

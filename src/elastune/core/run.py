@@ -1,9 +1,8 @@
 """What a run is: the program, its hyperparameters and seed, and the settings by which it is executed.
 
 ``RunSpec`` holds everything that decides a run, and ``ExecutionSettings`` holds the execution settings: in ``exact``
-mode they never change the result. The file also says which settings may change when a run is resumed, which sync
-strategies a run can have, how the weights of another model are taken over, and how independent seeds come from one
-seed.
+mode they never change the result. The file also has the rules for a resumed run's settings, for sync strategies and for
+initial weights, and the derivation of seeds.
 """
 
 from __future__ import annotations
@@ -240,16 +239,16 @@ class ExecutionSettings:
         compress = None if self.compress is None else str(Compression.parse(self.compress))
         settled: dict[str, Any] = {"mechanism": str(name), "workers": workers, "num_slots": slots}
         settled |= {"virtual_tensor": blocks, "compress": compress}
-        if isinstance(given := vars(self)["topology"], str):
-            settled["topology"] = Topology.parse(given)
+        if isinstance(topology := vars(self)["topology"], str):
+            settled["topology"] = Topology.parse(topology)
         for name_, value in settled.items():
             object.__setattr__(self, name_, value)
 
     def _check_types(self) -> None:
         """Refuse values of other types, which a program, its space or a journal may have."""
-        given = vars(self)
+        raw = vars(self)
         for name in ("num_slots", "copies", "virtual_tensor", "zero_stage", "bucket_bytes"):
-            value = given[name]
+            value = raw[name]
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise UserError(f"{name} must be a whole number", repr(value), f"for example {name}=2")
         for name, kind, rule, fix in (
@@ -258,8 +257,8 @@ class ExecutionSettings:
             ("mechanism", str, "a mechanism must be a text", 'such as "tensor+zero"'),
             ("compress", str | None, "a compression must be a text", 'such as "powersgd:rank=4"'),
         ):
-            if not isinstance(given[name], kind):
-                raise UserError(rule, repr(given[name])[:100], fix)
+            if not isinstance(raw[name], kind):
+                raise UserError(rule, repr(raw[name])[:100], fix)
 
     @property
     def parts(self) -> MechanismName:
@@ -322,8 +321,8 @@ class ExecutionSettings:
         mesh = values.get("mesh")
         if not isinstance(mesh, str | None):
             raise UserError("a mesh must be a text", repr(mesh)[:100], 'such as "data=2,shard=2"')
-        given = {name: value for name, value in values.items() if value is not None or name not in OPEN}
-        return cls(**{**given, "mesh": mesh if mesh is None else Mesh.parse(mesh)})
+        known = {name: value for name, value in values.items() if value is not None or name not in OPEN}
+        return cls(**{**known, "mesh": mesh if mesh is None else Mesh.parse(mesh)})
 
 
 @dataclass(frozen=True)

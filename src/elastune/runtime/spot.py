@@ -124,7 +124,7 @@ class SpotWatch:
         """
         now = self._clock.now()
         if self._before is None:
-            self._begun_s, self._first_step = now, state.step
+            self._start_s, self._first_step = now, state.step
         else:
             at, before = self._before
             self._member_s += before.members * (now - at)
@@ -136,7 +136,7 @@ class SpotWatch:
             return None
         step_s = self._member_s / made
         progress = JobProgress(
-            now_s=now - self._begun_s,
+            now_s=now - self._start_s,
             work_s=(state.planned - self._first_step) * step_s,
             done_s=made * step_s,
             offered=state.rooms.get(SPOT, 0),
@@ -149,4 +149,4 @@ class SpotWatch:
 
     def _time(self, now: float) -> float:
         """``now`` as the time of the prices."""
-        return now - self._clock.now() + self._clock.wall() if self._prices.absolute else now - self._begun_s
+        return now - self._clock.now() + self._clock.wall() if self._prices.absolute else now - self._start_s

@@ -231,9 +231,11 @@ class Rehearsal:
         """Return one batch of a few samples of ``data``; of an evaluation none."""
         request = data_request(data, batch_size, **options)
         count = None if request.streams else -(-len(request.dataset) // request.batch_size)
-        return Batches(self._batches(request) if train else _no_batches(), lambda: count)
+        return Batches(self._batches(request, train), lambda: count)
 
-    def _batches(self, request: DataRequest) -> Generator[Any, None, None]:
+    def _batches(self, request: DataRequest, train: bool) -> Generator[Any, None, None]:
+        if not train:
+            return
         if self._model is None:
             raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
         samples = request.source(self.seed)(0).length(0, 1)
@@ -303,10 +305,6 @@ class Rehearsal:
 
 
 # --- does the mechanism accept the model? ---
-
-
-def _no_batches() -> Generator[Any, None, None]:
-    yield from ()
 
 
 def refusal_of(

@@ -59,11 +59,16 @@ class FoundSchedulers:
         self.schedulers: tuple[Any, ...] = ()
         self._searched = False
         self._waiting: list[dict[str, Any]] = []
-        self._then: Callable[[Sequence[Any]], None] = lambda found: None
+        self._then: Callable[[Sequence[Any]], None] = lambda schedulers: None
 
     def wait_with(self, kinds: Sequence[str], then: Callable[[Sequence[Any]], None]) -> None:
         """Call ``then`` with the schedulers once they are found, if they are of these ``kinds``."""
-        self._then = lambda found: then(found) if [_kind(each) for each in found] == list(kinds) else None
+
+        def follow(schedulers: Sequence[Any]) -> None:
+            if [_kind(each) for each in schedulers] == list(kinds):
+                then(schedulers)
+
+        self._then = follow
 
     def search(self, optimizers: Sequence[torch.optim.Optimizer], registered: Sequence[Any]) -> tuple[Any, ...]:
         """Look for the schedulers of ``optimizers`` beside the ``registered`` ones; return those that are new.
@@ -122,8 +127,8 @@ def _living(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
     users = gc.get_referrers(*optimizers)
     attributes = [each for each in users if type(each) is dict and id(each.get("optimizer")) in owners]
     users += gc.get_referrers(*attributes) if attributes else []  # Python keeps attributes in the object, or in a dict
-    found = {id(each): each for each in users if _is_scheduler(type(each)) and id(each.optimizer) in owners}
-    return [*found.values()]
+    living = {id(each): each for each in users if _is_scheduler(type(each)) and id(each.optimizer) in owners}
+    return [*living.values()]
 
 
 def _is_scheduled(optimizer: torch.optim.Optimizer) -> bool:

@@ -179,10 +179,10 @@ class TrainingLoop:
         probes = workers.size > 1 and self._content is None and not self._warming_up and len(probe) > 0
         proof = self._state.first_step
         first, plans = _first_of(plans) if self._proves(sync) else (None, plans)
-        asked = FirstStep.places(first) if proof is not None and first is not None else []
-        data = source.fetch(chain(asked, [probe] * READS, parts) if probes else chain(asked, parts))
+        proof_places = FirstStep.places(first) if proof is not None and first is not None else []
+        data = source.fetch(chain(proof_places, [probe] * READS, parts) if probes else chain(proof_places, parts))
         if proof is not None and first is not None:
-            yield from self._prove(proof, first, asked, data, trained)
+            yield from self._prove(proof, first, proof_places, data, trained)
         if self._warming_up:
             control = self._empty_control()
             yield from warm_up(next(plans, None), data, self._transaction, trained.sync, control, self._device)
@@ -413,12 +413,12 @@ class TrainingLoop:
             self._state.first_step.loss(loss, sync.replica.module, known=kind != MEAN or more or only is not None)
             transaction.defer()
             return
-        given, loss = loss, as_mean(loss, part, kind, sync)
+        user_loss, loss = loss, as_mean(loss, part, kind, sync)
         speaks = self._checks_loss and sync.replica.speaks(workers.comms.mesh, workers.comms.rank)
         if speaks and not math.isfinite(value := loss.item()):  # a worker that does not speak has a stand-in
             raise Diverged(f"loss is {value} at step {step + 1}")
         if self._state.recorder is not None:
-            self._state.recorder.loss(given, loss, sync.replica.module, only)
+            self._state.recorder.loss(user_loss, loss, sync.replica.module, only)
         if more:
             self._adapter.monitoring.refuse_cut_losses("more=True")
             transaction.add(loss)

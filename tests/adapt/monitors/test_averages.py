@@ -28,9 +28,9 @@ def test_without_forgetting_the_error_is_the_textbook_one() -> None:
     state = empty(2)
     for value in values:
         state = with_value(state, value, 1.0, memory=1e12)
-    told, middle = mean(state), sum(values) / 50
-    assert told is not None
-    assert told.error == pytest.approx(math.sqrt(sum((v - middle) ** 2 for v in values) / 49 / 50), rel=1e-6)
+    result, middle = mean(state), sum(values) / 50
+    assert result is not None
+    assert result.error == pytest.approx(math.sqrt(sum((v - middle) ** 2 for v in values) / 49 / 50), rel=1e-6)
     assert effective_sample_size(state) == pytest.approx(50)
 
 
@@ -42,10 +42,10 @@ def test_the_error_is_honest_for_readings_of_differing_weight_and_spread() -> No
         for step in range(150):
             weight = 1.0 if step < 75 else 4.0
             state = with_value(state, rng.gauss(7, weight**-0.5), weight, memory=50)
-        told = mean(state)
-        assert told is not None
-        assert told.error is not None
-        hits += abs(told.value - 7) <= 2 * told.error
+        result = mean(state)
+        assert result is not None
+        assert result.error is not None
+        hits += abs(result.value - 7) <= 2 * result.error
     assert 0.92 <= hits / 400 <= 0.98  # 0.954 for a normal deviate
 
 
@@ -53,9 +53,9 @@ def test_memory_bounds_what_is_remembered() -> None:
     state = empty(2)
     for step in range(2000):
         state = with_value(state, float(step), 1.0, memory=100)
-    told = mean(state)
-    assert told is not None
-    assert told.value == pytest.approx(1999 - 99, rel=1e-6)
+    result = mean(state)
+    assert result is not None
+    assert result.value == pytest.approx(1999 - 99, rel=1e-6)
     assert effective_sample_size(state) == pytest.approx(199, rel=1e-6)
 
 

@@ -33,27 +33,27 @@ def said(state: State) -> dict[str, Signal]:
 
 def test_the_parts_of_a_step_and_what_follows_from_them() -> None:
     other = WorkerTimes(0.03, 0.06, 0.01)
-    told = said(after(*(taken(step, EVEN, other) for step in range(1, 6))))
-    values = {name: signal.value for name, signal in told.items()}
+    result = said(after(*(taken(step, EVEN, other) for step in range(1, 6))))
+    values = {name: signal.value for name, signal in result.items()}
     assert values == pytest.approx(
         {
             "step_s": 0.1, "data_s": 0.02, "compute_s": 0.06, "reduce_s": 0.01, "wait_s": 0.01,
             "throughput": 1000.0, "busy_share": 0.8,
         }
     )  # fmt: skip
-    assert told["step_s"].error == pytest.approx(0, abs=1e-12)
+    assert result["step_s"].error == pytest.approx(0, abs=1e-12)
 
 
 def test_a_pause_leaves_the_medians_alone() -> None:
     pause = WorkerTimes(0.01, 5.0, 0.0)
-    told = said(after(*(taken(step, pause if step == 5 else EVEN) for step in range(1, 10))))
-    assert told["step_s"].value == pytest.approx(0.1)
+    result = said(after(*(taken(step, pause if step == 5 else EVEN) for step in range(1, 10))))
+    assert result["step_s"].value == pytest.approx(0.1)
 
 
 def test_a_short_last_batch_leaves_the_throughput_alone() -> None:
     readings = [taken(step, EVEN, EVEN, batch=30 if step % 5 == 0 else 100) for step in range(1, 30)]
-    told = said(after(*readings))
-    assert told["throughput"].value == pytest.approx(1000)
+    result = said(after(*readings))
+    assert result["throughput"].value == pytest.approx(1000)
     assert len(after(*readings)["window"]) > 10
 
 
@@ -78,8 +78,8 @@ def test_rounds_that_a_pass_cuts_short_in_turns_are_measured() -> None:
     assert said(state)["reduce_s"].value == pytest.approx(0.03), "of the last round of 16"
     for turn in range(8):  # each brings the times of the one before
         state = after(taken(10, whole, whole, batch=1800), taken(11, cut, cut, batch=3200), state=state)
-        told = said(state)
-        assert (told["reduce_s"].value, told["throughput"].value) == pytest.approx((0.8, 800)), turn
+        result = said(state)
+        assert (result["reduce_s"].value, result["throughput"].value) == pytest.approx((0.8, 800)), turn
     seldom = Performance(every=10)
     state = after(taken(1, EVEN, EVEN), taken(11, EVEN, EVEN), taken(21, whole, whole, batch=50), monitor=seldom)
     assert said(state)["reduce_s"].value == pytest.approx(0.03), "of the step before nobody knows the batch"
@@ -88,11 +88,11 @@ def test_rounds_that_a_pass_cuts_short_in_turns_are_measured() -> None:
 def test_what_lasts_for_five_steps_is_no_pause() -> None:
     slow = WorkerTimes(0.01, 0.06, 0.3)
     state = after(*(taken(step, EVEN, EVEN) for step in range(30)))
-    told = []
+    results = []
     for step in range(30, 36):
         state = after(taken(step, slow, slow), state=state)
-        told.append(said(state)["reduce_s"].value)
-    assert told == pytest.approx([0.03] * 4 + [0.3] * 2)
+        results.append(said(state)["reduce_s"].value)
+    assert results == pytest.approx([0.03] * 4 + [0.3] * 2)
     for step in range(36, 41):
         assert said(state)["reduce_s"].value == pytest.approx(0.3)
         state = after(taken(step, EVEN, EVEN), state=state)
@@ -100,8 +100,8 @@ def test_what_lasts_for_five_steps_is_no_pause() -> None:
 
 
 def test_workers_that_know_nothing_yet_do_not_count() -> None:
-    told = said(after(*(taken(step, EVEN, WorkerTimes()) for step in range(1, 4))))
-    assert told["step_s"].value == pytest.approx(0.1)
+    result = said(after(*(taken(step, EVEN, WorkerTimes()) for step in range(1, 4))))
+    assert result["step_s"].value == pytest.approx(0.1)
 
 
 def test_a_straggler_is_named_while_it_lasts() -> None:

@@ -32,11 +32,11 @@ ALL |= {"hysteresis": 1.2, "patience": 2, "cooldown": 3, "budget": 5}
 
 def passed(guard, *decisions, every=1, **at):
     """What ``guard`` lets through of ``decisions``, one each ``every`` steps."""
-    state, found = guard.init(), []
+    state, result = guard.init(), []
     for i, decision in enumerate(decisions):
         allowed, state = guard.filter(decision, make_snapshot(step=i * every, **at), json.loads(json.dumps(state)))
-        found.append(allowed)
-    return found
+        result.append(allowed)
+    return result
 
 
 # -- one by one --------------------------------------------------------------------------------------------------------
@@ -52,17 +52,17 @@ def test_bounds_leave_what_is_inside():
 
 @pytest.mark.parametrize("rule", ["none", "sqrt", "linear"])
 def test_a_cut_batch_gets_the_rate_that_its_rule_gives(rule):
-    asked = Decision(batch_size=1024, lr_factor=lr_change(rule, 64, 1024, make_snapshot()).factor)
-    (found,) = passed(Bounds(max_batch=256), asked)
-    assert found.batch_size == 256
-    assert found.lr_factor == pytest.approx(lr_change(rule, 64, 256, make_snapshot()).factor)
+    decision = Decision(batch_size=1024, lr_factor=lr_change(rule, 64, 1024, make_snapshot()).factor)
+    (result,) = passed(Bounds(max_batch=256), decision)
+    assert result.batch_size == 256
+    assert result.lr_factor == pytest.approx(lr_change(rule, 64, 256, make_snapshot()).factor)
 
 
 def test_a_cut_batch_gets_about_the_rate_of_adascale():
     at = make_snapshot({"gradient_variance": 64_000.0, "gradient_square": 2.0})
-    asked = Decision(batch_size=256, lr_factor=lr_change("adascale", 64, 256, at).factor)
-    found, _ = Bounds(max_batch=128).filter(asked, at, {})
-    assert found.lr_factor == pytest.approx(lr_change("adascale", 64, 128, at).factor, rel=0.01)
+    decision = Decision(batch_size=256, lr_factor=lr_change("adascale", 64, 256, at).factor)
+    result, _ = Bounds(max_batch=128).filter(decision, at, {})
+    assert result.lr_factor == pytest.approx(lr_change("adascale", 64, 128, at).factor, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_bounds(bounds, asked, left):
 
 @given(st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 64), st.integers(1, 64), st.floats(0.1, 10.0))
 def test_bounds_hold_whatever_is_asked(batch, now, workers, size, factor):
-    asked = Decision(batch_size=batch, workers=workers, lr_factor=factor)
-    found, _ = Bounds(16, 1024, 2, 8).filter(asked, make_snapshot(batch_size=now, workers=size), {})
-    found = found or NOTHING
-    assert found.batch_size is None or 16 <= found.batch_size <= 1024
-    assert found.workers is None or 2 <= found.workers <= 8
-    assert found.lr_factor is None or 0.0 < found.lr_factor < math.inf
+    decision = Decision(batch_size=batch, workers=workers, lr_factor=factor)
+    result, _ = Bounds(16, 1024, 2, 8).filter(decision, make_snapshot(batch_size=now, workers=size), {})
+    result = result or NOTHING
+    assert result.batch_size is None or 16 <= result.batch_size <= 1024
+    assert result.workers is None or 2 <= result.workers <= 8
+    assert result.lr_factor is None or 0.0 < result.lr_factor < math.inf
 
 
 def test_hysteresis_drops_small_changes_only():
@@ -152,15 +152,15 @@ def test_each_sees_what_the_one_before_let_through():
 def test_emergencies_pass_whole(emergency):
     guards = guards_for({**ALL, "budget": 0, "min_workers": 2})
     states = {type(guard).__name__: guard.init() for guard in guards}
-    found, after = apply_guards(guards, "after_step", emergency, make_snapshot(), states)
-    assert found == emergency
+    result, after = apply_guards(guards, "after_step", emergency, make_snapshot(), states)
+    assert result == emergency
     assert after == {**states, "asking": "after_step"}
 
 
 def test_to_remember_passes_by_itself():
-    asked = Decision(remember=True, batch_size=128)
-    found, _ = apply_guards(guards_for({"budget": 0}), "after_step", asked, make_snapshot(), {})
-    assert found == Decision(remember=True)
+    decision = Decision(remember=True, batch_size=128)
+    result, _ = apply_guards(guards_for({"budget": 0}), "after_step", decision, make_snapshot(), {})
+    assert result == Decision(remember=True)
 
 
 def test_every_option_makes_a_guard():
@@ -247,8 +247,8 @@ class Seldom(Policy):
 
 def test_hooks_that_never_ask_do_not_break_patience():
     policy = guarded(Seldom(), Patience(2))
-    found = [policy.decide(hook) for hook in ("before_step", "after_step", "before_step", "after_step")]
-    assert found == [NOTHING, NOTHING, NOTHING, Decision(workers=3)]
+    results = [policy.decide(hook) for hook in ("before_step", "after_step", "before_step", "after_step")]
+    assert results == [NOTHING, NOTHING, NOTHING, Decision(workers=3)]
 
 
 def test_its_state_travels():

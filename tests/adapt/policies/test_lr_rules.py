@@ -31,9 +31,9 @@ def test_adascale_has_the_value_of_the_paper():
 
 @given(positive, positive, batches, batches)
 def test_the_gain_lies_between_one_and_the_ratio(variance, square, base, batch):
-    found = gain(variance, square, base, batch)
+    result = gain(variance, square, base, batch)
     low, high = sorted((1.0, batch / base))
-    assert low * (1 - 1e-9) <= found <= high * (1 + 1e-9)
+    assert low * (1 - 1e-9) <= result <= high * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(

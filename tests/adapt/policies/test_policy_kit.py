@@ -154,8 +154,8 @@ class Talks(Policy):
                     begun[number] = run.broadcast_async(value, root=run.size() - 1, name=name)
                 case _:
                     begun[number] = run.allgather_async(value[: run.rank()], name)
-        found = {number: begun[number].result() for number in rng.sample(sorted(begun), self.count)}
-        self.log = [found[number] for number in range(self.count)]
+        results = {number: begun[number].result() for number in rng.sample(sorted(begun), self.count)}
+        self.log = [results[number] for number in range(self.count)]
         run.set_batch_size(65 + run.step)
 
 

@@ -35,7 +35,7 @@ def training_function(args: argparse.Namespace) -> list[float]:
     model, optimizer, train_loader, test_loader, scheduler = accelerator.prepare(
         model, optimizer, train_loader, test_loader, scheduler
     )
-    told = []
+    results = []
     for epoch in range(args.num_epochs):
         model.train()
         for batch in train_loader:
@@ -60,11 +60,11 @@ def training_function(args: argparse.Namespace) -> list[float]:
         accuracy, loss = right / seen, float(torch.cat(losses).double().mean())
         accelerator.print(f"epoch {epoch}: accuracy {accuracy:.3f}, rate {scheduler.get_last_lr()[0]:.5f}, seen {seen}")
         accelerator.log({"accuracy": accuracy, "loss": loss, "rate": scheduler.get_last_lr()[0]}, step=epoch)
-        told.append(loss)
+        results.append(loss)
         if args.output_dir:
             accelerator.save_state(args.output_dir)
     accelerator.end_training()
-    return told
+    return results
 
 
 def main() -> None:

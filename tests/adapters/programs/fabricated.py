@@ -37,7 +37,7 @@ def main(seed: int = 42) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"])
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
     model, optimizer, scheduler = fabric.setup(model, optimizer, scheduler=scheduler)
-    told = []
+    results = []
     for epoch in range(config["epochs"]):
         model.train()
         for inputs, targets in train_loader:
@@ -54,8 +54,8 @@ def main(seed: int = 42) -> list[float]:
                 outputs = model(inputs)
                 losses.append(F.cross_entropy(outputs, targets, reduction="sum"))
                 right += int((outputs.argmax(1) == targets).sum())
-        told.append(float(fabric.all_reduce(torch.stack(losses).sum(), reduce_op="sum")) / len(test_loader.dataset))
+        results.append(float(fabric.all_reduce(torch.stack(losses).sum(), reduce_op="sum")) / len(test_loader.dataset))
         rate = scheduler.get_last_lr()[0]
-        fabric.print(f"epoch {epoch}: loss {told[-1]:.4f}, rate {rate:.5f}")
-        fabric.log_dict({"loss": told[-1], "accuracy": right / len(test_loader.dataset), "rate": rate}, step=epoch)
-    return told
+        fabric.print(f"epoch {epoch}: loss {results[-1]:.4f}, rate {rate:.5f}")
+        fabric.log_dict({"loss": results[-1], "accuracy": right / len(test_loader.dataset), "rate": rate}, step=epoch)
+    return results

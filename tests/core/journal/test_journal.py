@@ -163,10 +163,10 @@ def test_a_bad_line_of_megabytes_is_told_in_one_short_line(tmp_path):
     path = tmp_path / "journal.jsonl"
     good = encode_entry(Entry(1.0, report(0)))
     path.write_bytes(b"\n".join([good, b'{"at":1.0,"kind":"\\u001b' + b"x" * 3_000_000 + b'"}', good, b""]))
-    with pytest.raises(UserError, match="line 2") as told:
+    with pytest.raises(UserError, match="line 2") as error:
         read(path)
-    assert len(str(told.value)) < 1000
-    assert str(told.value).isprintable()
+    assert len(str(error.value)) < 1000
+    assert str(error.value).isprintable()
 
 
 def test_reasons_are_written_and_read_without_what_a_terminal_obeys():

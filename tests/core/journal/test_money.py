@@ -19,8 +19,8 @@ def started(workers: int) -> RunStarted:
     return RunStarted("f.py", {}, 0, {"workers": workers, "mechanism": "replicated", "mesh": None})
 
 
-def entries(*told: tuple[float, Record]) -> list[Entry]:
-    return [Entry(BEGUN + at, record) for at, record in told]
+def entries(*results: tuple[float, Record]) -> list[Entry]:
+    return [Entry(BEGUN + at, record) for at, record in results]
 
 
 def held(workers: dict[str, int], room: dict[str, int] | None = None) -> HostsHeld:
@@ -45,17 +45,17 @@ def test_workers_and_idle_room_are_paid_for_by_the_kind_of_host() -> None:
         (900, SAID),
         (1201, FAILED),
     )
-    found = paid_for(run)
-    assert times(found.workers) == [(SPOT, 3, 1, 601), (ON_DEMAND, 1, 1, 601), (SPOT, 3, 601, 1201)]
-    assert times(found.idle) == [(SPOT, 1, 1, 601), (ON_DEMAND, 1, 1, 601), (ON_DEMAND, 2, 601, 1201)]
-    told = money(run, Prices({SPOT: ((0.0, 1.0),), ON_DEMAND: ((0.0, 6.0),)}))
-    assert told.data == {
+    paid = paid_for(run)
+    assert times(paid.workers) == [(SPOT, 3, 1, 601), (ON_DEMAND, 1, 1, 601), (SPOT, 3, 601, 1201)]
+    assert times(paid.idle) == [(SPOT, 1, 1, 601), (ON_DEMAND, 1, 1, 601), (ON_DEMAND, 2, 601, 1201)]
+    cost = money(run, Prices({SPOT: ((0.0, 1.0),), ON_DEMAND: ((0.0, 6.0),)}))
+    assert cost.data == {
         "cost": pytest.approx((6 * 1.0 + 1 * 6.0) / 6),
         "worker_hours": pytest.approx(7 / 6),
         "idle_cost": pytest.approx((1 * 1.0 + 3 * 6.0) / 6),
         "idle_hours": pytest.approx(4 / 6),
     }
-    assert told.line == "money   $2 for 1.2 h of workers' time; $3.167 for 40.0 min of room that nobody used"
+    assert cost.line == "money   $2 for 1.2 h of workers' time; $3.167 for 40.0 min of room that nobody used"
     with pytest.raises(UserError, match="every kind of host needs a price"):
         money(run, Prices({SPOT: ((0.0, 1.0),)}))
 
@@ -101,6 +101,6 @@ def test_a_date_that_is_set_while_a_run_trains_costs_nothing(
         monkeypatch.setattr(time, "time", lambda: date() + jump_s)
         journal.write(SAID)
         journal.write(FAILED)
-    found = money(read(path), Prices.constant(3.06))
-    assert 0 <= found.worker_hours < 0.1
-    assert 0 <= found.cost < 0.5
+    cost = money(read(path), Prices.constant(3.06))
+    assert 0 <= cost.worker_hours < 0.1
+    assert 0 <= cost.cost < 0.5

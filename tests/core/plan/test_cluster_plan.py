@@ -34,9 +34,9 @@ ALLOWED = Allowed(tuple(BASE * 2**i for i in range(5)), (BASE, 16), 64, tensor=8
 
 def forecast(search: SearchModel, work: StepWork = WORK, **constants: float) -> ProgramForecast:
     plain = {"flop_s": 1 / (4 * BASE), "across_hop_s": 1e-4, "across_byte_s": 1e-3, "pass_s": 1e-3}
-    told = [Constant(name, {**plain, **constants}.get(name, 1e-12), 1.5) for name in CONSTANTS]
+    results = [Constant(name, {**plain, **constants}.get(name, 1e-12), 1.5) for name in CONSTANTS]
     empty = StepSplits(*(np.ones(0) for _ in range(7)))
-    return ProgramForecast(prior_model(told, work, empty, 0.01), work, HELD, search)
+    return ProgramForecast(prior_model(results, work, empty, 0.01), work, HELD, search)
 
 
 SEARCH = SearchModel(128, 1000.0, BASE, 4.0 * BASE, 0.02)
@@ -84,8 +84,8 @@ def test_a_deadline_that_is_kept_in_the_middle_of_cases_alone_is_none() -> None:
 
 
 def test_memory_makes_a_plan_share_its_state() -> None:
-    asked = forecast(SEARCH)
-    best = best_plans(asked, Nodes(8, 4), ALLOWED, PlanBounds(memory_bytes=12 * GIB), 5)
+    forecasts = forecast(SEARCH)
+    best = best_plans(forecasts, Nodes(8, 4), ALLOWED, PlanBounds(memory_bytes=12 * GIB), 5)
     assert all(plan.memory_bytes <= 12 * GIB for plan in best)
     assert all(plan.mesh.shard * plan.mesh.tensor * plan.mesh.pipeline > 1 for plan in best)
 
@@ -103,11 +103,11 @@ def test_what_nothing_holds_is_told_with_what_comes_nearest() -> None:
 
 def test_memory_in_words() -> None:
     held = HeldAlone(10 * GIB, 10 * GIB, 10 * GIB, 0.0, 1 * GIB)
-    told = [fit_text(held, WORK, size * GIB, 1, 16) for size in (40, 24, 5, 0.5)]
-    assert told[0] == "fits: 31 GiB of 40 GiB a worker"
-    assert told[1] == "does not fit: 31 GiB of 24 GiB a worker; 'zero' on 2 would"
-    assert told[2] == "does not fit: 31 GiB of 5 GiB a worker; 'sharded' on 8 would"
-    assert "nor does" in told[3]
+    results = [fit_text(held, WORK, size * GIB, 1, 16) for size in (40, 24, 5, 0.5)]
+    assert results[0] == "fits: 31 GiB of 40 GiB a worker"
+    assert results[1] == "does not fit: 31 GiB of 24 GiB a worker; 'zero' on 2 would"
+    assert results[2] == "does not fit: 31 GiB of 5 GiB a worker; 'sharded' on 8 would"
+    assert "nor does" in results[3]
 
 
 def test_twice_the_workers_along_an_axis_are_what_brute_force_says() -> None:
@@ -141,8 +141,8 @@ def test_a_faster_step_does_not_shorten_what_a_training_takes_beside_its_steps()
 
 def columns(plan: ClusterPlan, mesh: Mesh, nodes: Nodes) -> StepSplits:
     micro = min(plan.micro, -(-plan.batch // mesh.batch))
-    told = (plan.batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, nodes.workers_each)
-    return StepSplits(*(np.array([each], float) for each in told))
+    results = (plan.batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, nodes.workers_each)
+    return StepSplits(*(np.array([each], float) for each in results))
 
 
 def test_reasons_say_what_falls_what_grows_and_what_ends() -> None:
@@ -156,17 +156,17 @@ def test_reasons_say_what_falls_what_grows_and_what_ends() -> None:
     dear = doublings(forecast(SEARCH, gradient_byte_s=10.0), plain, nodes, ALLOWED)
     assert "more of a step for gradients (" in dear["data"].why
     full = replace(plain, width=64, mesh=Mesh(data=BASE, tensor=8, pipeline=4))
-    told = doublings(forecast(SEARCH), full, nodes, ALLOWED)
-    assert all(each.factor is None for each in told.values())
-    assert told["tensor"].why == "its layers are divided into 8 at most"
-    assert told["width"].why == "the search has 64 trainings in all"
-    assert told["data"].why == told["shard"].why
+    result = doublings(forecast(SEARCH), full, nodes, ALLOWED)
+    assert all(each.factor is None for each in result.values())
+    assert result["tensor"].why == "its layers are divided into 8 at most"
+    assert result["width"].why == "the search has 64 trainings in all"
+    assert result["data"].why == result["shard"].why
 
 
 def test_a_model_as_large_as_is_told_fits_and_a_larger_one_does_not() -> None:
     nodes, bound = Nodes(8, 4), PlanBounds(memory_bytes=12 * GIB)
-    asked = forecast(SEARCH)
-    for plan in best_plans(asked, nodes, ALLOWED, bound, 20):
+    forecasts = forecast(SEARCH)
+    for plan in best_plans(forecasts, nodes, ALLOWED, bound, 20):
         splits = columns(plan, plan.mesh, nodes)
         for factor, fits in ((0.99, True), (1.01, False)):
             grown = factor * plan.most_parameters / HELD.parameters
@@ -214,11 +214,11 @@ def test_one_mesh_alone_is_looked_at() -> None:
 @pytest.mark.parametrize("nodes", [Nodes(2048, 1), Nodes(2048, 8), Nodes(55_440, 1)], ids=str)
 def test_a_large_cluster_is_judged_within_seconds_of_one_core(nodes: Nodes) -> None:
     """The goal is 2 s (benchmarks/parallel/planning_time.py: .1 to .5): CPU time, as others may slow this machine."""
-    asked = forecast(SEARCH)
+    forecasts = forecast(SEARCH)
     allowed = replace(ALLOWED, micros=(8, 16, 32, BASE), width=128, pipeline=16)
     begun = time.process_time()
-    best = best_plans(asked, nodes, allowed, PlanBounds(memory_bytes=12 * GIB), 5)[0]
-    doublings(asked, best, nodes, allowed)
+    best = best_plans(forecasts, nodes, allowed, PlanBounds(memory_bytes=12 * GIB), 5)[0]
+    doublings(forecasts, best, nodes, allowed)
     assert time.process_time() - begun < 4
 
 
@@ -237,8 +237,8 @@ def test_the_seed_s_two_splits_are_what_is_best_on_one_machine_of_two_sizes() ->
         "pass_s": 1.6e-3,
     }
     allowed = Allowed(tuple(BASE * 2**i for i in range(6)), (4096,), 64, tensor=32, shard=False)
-    asked = forecast(search, work, **constants)
-    small = best_plans(asked, Nodes(128, 1), allowed, PlanBounds(), 1)[0]
-    large = best_plans(asked, Nodes(2048, 1), allowed, PlanBounds(), 1)[0]
+    forecasts = forecast(search, work, **constants)
+    small = best_plans(forecasts, Nodes(128, 1), allowed, PlanBounds(), 1)[0]
+    large = best_plans(forecasts, Nodes(2048, 1), allowed, PlanBounds(), 1)[0]
     assert (small.width, small.mesh, small.batch) == (8, Mesh(data=4, tensor=4), 4 * BASE)
     assert (large.width, large.mesh) == (16, Mesh(data=16, tensor=8))

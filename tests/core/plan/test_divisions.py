@@ -10,9 +10,9 @@ from elastune.core.plan.cluster_plan import MOST_PLANS, Allowed, Nodes, division
 
 
 def test_a_cluster_of_four_is_divided_in_every_way() -> None:
-    found = divisions(Nodes(2, 2), Allowed((8,), (8,), width=4, tensor=2, shard=False))
-    told = set(zip(found.width, found.splits.data, found.splits.tensor, strict=True))
-    assert told == {
+    plans = divisions(Nodes(2, 2), Allowed((8,), (8,), width=4, tensor=2, shard=False))
+    names = set(zip(plans.width, plans.splits.data, plans.splits.tensor, strict=True))
+    assert names == {
         *((w, 1, 1) for w in (1, 2, 4)),
         *((w, 2, 1) for w in (1, 2)),
         (1, 4, 1),
@@ -22,16 +22,16 @@ def test_a_cluster_of_four_is_divided_in_every_way() -> None:
 
 
 def test_no_plan_uses_more_than_there_is_or_more_parts_than_samples() -> None:
-    found = divisions(Nodes(3, 4), Allowed((2, 8), (1, 4), width=5, tensor=4, pipeline=3))
-    assert (found.workers <= 12).all()
-    assert (found.width <= 5).all()
-    assert (found.splits.parts <= found.splits.batch).all()
-    assert (found.splits.micro * found.splits.parts <= found.splits.batch + found.splits.parts).all()
-    assert (found.splits.tensor <= 4).all()
-    assert (found.splits.pipeline <= 3).all()
-    rows = np.stack([found.width, found.splits.batch, found.splits.micro, found.splits.data, found.splits.shard])
-    rows = np.concatenate([rows, [found.splits.tensor, found.splits.pipeline]])
-    assert len(np.unique(rows, axis=1).T) == len(found.width)
+    plans = divisions(Nodes(3, 4), Allowed((2, 8), (1, 4), width=5, tensor=4, pipeline=3))
+    assert (plans.workers <= 12).all()
+    assert (plans.width <= 5).all()
+    assert (plans.splits.parts <= plans.splits.batch).all()
+    assert (plans.splits.micro * plans.splits.parts <= plans.splits.batch + plans.splits.parts).all()
+    assert (plans.splits.tensor <= 4).all()
+    assert (plans.splits.pipeline <= 3).all()
+    rows = np.stack([plans.width, plans.splits.batch, plans.splits.micro, plans.splits.data, plans.splits.shard])
+    rows = np.concatenate([rows, [plans.splits.tensor, plans.splits.pipeline]])
+    assert len(np.unique(rows, axis=1).T) == len(plans.width)
 
 
 @pytest.mark.parametrize(("nodes", "each", "words"), [(0, 4, "--nodes"), (2, 0, "--gpus-per-node")])
@@ -48,14 +48,14 @@ def test_too_many_nodes_are_refused() -> None:
 def test_workers_with_many_divisors_are_divided_in_fewer_ways() -> None:
     """55,440 has 120 divisors, the most that a number of workers can have."""
     allowed = Allowed(tuple(64 * 2**i for i in range(5)), (8, 16, 32, 64), 128, tensor=8, pipeline=16)
-    found = divisions(Nodes(55_440, 1), allowed)
-    assert 10_000 < len(found.width) <= MOST_PLANS
-    assert (found.workers <= 55_440).all()
-    for axis in (found.width, found.splits.shard, found.splits.tensor, found.splits.pipeline):
+    plans = divisions(Nodes(55_440, 1), allowed)
+    assert 10_000 < len(plans.width) <= MOST_PLANS
+    assert (plans.workers <= 55_440).all()
+    for axis in (plans.width, plans.splits.shard, plans.splits.tensor, plans.splits.pipeline):
         sizes = np.unique(axis)
         assert sizes[0] == 1
         assert (sizes[1:] / sizes[:-1] < 2.5).all(), "near enough to one another that none is far from the best"
-    assert found.width.max() == 128
+    assert plans.width.max() == 128
 
 
 def test_few_ways_are_all_looked_at() -> None:

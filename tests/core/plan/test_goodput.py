@@ -20,10 +20,10 @@ NODES = DataParallelStep.linear(0.02, 0.001, 0.05, 0.004, overlap=1.8)
 def test_equals_adaptdl(model, replicas, local, accumulation, rate, useful, product):
     passed = replicas * local
     batch = passed * (accumulation + 1)
-    found = batch / (accumulation * model.gradient_s(passed, replicas) + model.step_s(passed, replicas))
-    assert found == pytest.approx(rate, rel=1e-9)
+    result = batch / (accumulation * model.gradient_s(passed, replicas) + model.step_s(passed, replicas))
+    assert result == pytest.approx(rate, rel=1e-9)
     assert efficiency(NOISE, batch, 128) == pytest.approx(useful, rel=1e-9)
-    assert found * efficiency(NOISE, batch, 128) == pytest.approx(product, rel=1e-9)
+    assert result * efficiency(NOISE, batch, 128) == pytest.approx(product, rel=1e-9)
 
 
 @given(st.floats(0, 10), st.floats(1e-6, 10), st.integers(128, 8192))

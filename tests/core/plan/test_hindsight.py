@@ -35,12 +35,12 @@ def test_it_is_the_optimum_of_the_linear_programme(market: list[MarketSpan], spe
     costs = [price_of(stretch, n) for stretch in market for n in range(MOST + 1)]
     once = np.kron(np.eye(len(market)), np.ones(MOST + 1))
     done = np.tile(speeds, len(market))
-    found = linprog(costs, A_ub=[-done], b_ub=[-work], A_eq=once, b_eq=[stretch.seconds for stretch in market])
+    result = linprog(costs, A_ub=[-done], b_ub=[-work], A_eq=once, b_eq=[stretch.seconds for stretch in market])
     least = least_cost(work, MOST, lambda n: speeds[n], market)
-    if found.status == 2:
+    if result.status == 2:
         assert least is None or part > 1 - 1e-6
     else:
-        assert least == pytest.approx(found.fun, rel=1e-6, abs=1e-6)
+        assert least == pytest.approx(result.fun, rel=1e-6, abs=1e-6)
 
 
 @given(

@@ -124,8 +124,8 @@ def test_it_covers_as_often_as_it_says(rate, spread, samples, k):
     truth = np.mean(1 / (1 + np.exp(-(math.log(rate / (1 - rate)) + spread * draw.normal(size=200_000)))))
     rates = 1 / (1 + np.exp(-logits))
     hard = draw.uniform(size=(2000, samples, 1))  # a sample is wrong for every seed whose rate is below its difficulty
-    found = (hard < rates[:, None, :]).mean(axis=1)
-    covered = sum(low <= truth <= high for low, high in (bounded_ci(each.tolist(), 0, 1, samples) for each in found))
+    result = (hard < rates[:, None, :]).mean(axis=1)
+    covered = sum(low <= truth <= high for low, high in (bounded_ci(each.tolist(), 0, 1, samples) for each in result))
     assert 0.9 <= covered / 2000 <= 0.975
 
 
@@ -149,10 +149,10 @@ def test_bounded_intervals_refuse_what_is_none():
 def test_non_inferiority_is_a_paired_one_sided_t_test():
     from scipy.stats import ttest_1samp
 
-    found = non_inferiority([0.002, 0.004, 0.003], 0.01)
+    outcome = non_inferiority([0.002, 0.004, 0.003], 0.01)
     result = ttest_1samp([0.002, 0.004, 0.003], 0.01, alternative="less")
-    assert found.verdict == "holds"
-    assert found.high == pytest.approx(result.confidence_interval(0.95).high)
+    assert outcome.verdict == "holds"
+    assert outcome.high == pytest.approx(result.confidence_interval(0.95).high)
     assert non_inferiority([0.001, 0.03, -0.01], 0.01).verdict == "not shown"
     assert non_inferiority([0.2, 0.21, 0.19], 0.01).verdict == "falls"
     assert non_inferiority([-0.001], 0.01).verdict == "not shown", "one pair shows nothing"

@@ -28,17 +28,17 @@ def test_both_links_are_found_again() -> None:
         Observation(2, 64, TRUTH.step_s(64, 2, 2), hosts=2),
         Observation(8, 256, TRUTH.step_s(256, 8), hosts=2),
     ]
-    found = fit_parts(GRADIENTS, TRUTH.grad_bytes, links, timed, workers_per_host=4)
-    assert found.model.hosts is not None
-    for link, truth in ((found.model.link, WITHIN), (found.model.hosts.link, ACROSS)):
+    result = fit_parts(GRADIENTS, TRUTH.grad_bytes, links, timed, workers_per_host=4)
+    assert result.model.hosts is not None
+    for link, truth in ((result.model.link, WITHIN), (result.model.hosts.link, ACROSS)):
         assert (link.latency_s, link.seconds_per_byte) == pytest.approx((truth.latency_s, truth.seconds_per_byte))
-    assert found.errors == {
+    assert result.errors == {
         "batch 64 on 2 workers of 2 hosts": pytest.approx(1.0),
         "batch 64 on 4 workers": pytest.approx(1.0),
         "batch 256 on 8 workers of 2 hosts": pytest.approx(1.0),
     }
     # 16 workers were never timed: they stand on four hosts.
-    assert found.model.step_s(256, 16) == pytest.approx(TRUTH.gradient_s(256, 16) + 3 * 2 * (2e-5 + 1e6 * 3e-10)
+    assert result.model.step_s(256, 16) == pytest.approx(TRUTH.gradient_s(256, 16) + 3 * 2 * (2e-5 + 1e6 * 3e-10)
                                                         + 3 * 2 * (4e-4 + 1e6 * 9e-9))  # fmt: skip
 
 
@@ -55,9 +55,9 @@ def test_as_few_hosts_as_it_takes() -> None:
 
 
 def test_links_are_divided_by_the_rings_share() -> None:
-    found = fit_link([measured(WITHIN, workers) for workers in (1, 2, 4)])
-    assert found is not None
-    assert (found.latency_s, found.seconds_per_byte) == pytest.approx((WITHIN.latency_s, WITHIN.seconds_per_byte))
+    result = fit_link([measured(WITHIN, workers) for workers in (1, 2, 4)])
+    assert result is not None
+    assert (result.latency_s, result.seconds_per_byte) == pytest.approx((WITHIN.latency_s, WITHIN.seconds_per_byte))
     assert fit_link([measured(WITHIN, 1)]) is None
 
 

@@ -48,8 +48,8 @@ def test_a_chain_of_many_chunks_takes_little_more_than_its_bytes() -> None:
 def test_a_slow_host_becomes_a_leaf(slow_rank: int) -> None:
     rates = [FAST] * 4
     rates[slow_rank] = SLOW
-    found = links(*rates)
-    chosen, times = best(sums(found), found, Topology("native"))
+    result = links(*rates)
+    chosen, times = best(sums(result), result, Topology("native"))
     assert chosen.parents
     assert slow_rank not in [p for rank, p in enumerate(chosen.parents) if rank != p], (
         "it gives, and is given to by none"
@@ -94,10 +94,10 @@ def test_what_is_small_is_left_as_it_is() -> None:
 def test_noise_is_taken_for_equal_and_what_is_slow_is_not() -> None:
     rates = [[0.0, 9e8, 7e8, 2e7], [5e8, 0.0, 8e8, 2.5e7], [6e8, 4e8, 0.0, 2.2e7], [2e7, 2.4e7, 2.1e7, 0.0]]
     latency_s = [[0.0, 1e-4, 2e-4, 1e-4]] * 4
-    found = HostLinks.steadied(("a", "b", "c", "d"), latency_s, rates)
-    assert len({found.rates(name) for name in "abc"}) == 1
-    assert found.of("a", "b") == found.of("c", "a")
-    assert found.rates("d")[0] < 3e7
-    assert found.of("a", "d")[1] < 3e7
+    result = HostLinks.steadied(("a", "b", "c", "d"), latency_s, rates)
+    assert len({result.rates(name) for name in "abc"}) == 1
+    assert result.of("a", "b") == result.of("c", "a")
+    assert result.rates("d")[0] < 3e7
+    assert result.of("a", "d")[1] < 3e7
     one_way = [[0.0, 9e8, 9e7], [9e8, 0.0, 9e8], [9e8, 9e8, 0.0]]
     assert HostLinks.steadied(("a", "b", "c"), [[1e-4] * 3] * 3, one_way).of("a", "c")[1] == 9e7, "this pair alone"

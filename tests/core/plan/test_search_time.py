@@ -68,18 +68,18 @@ def test_early_stopping_leaves_its_share_of_the_time() -> None:
 @pytest.mark.parametrize(("runs", "width"), [(128, 4), (128, 16), (128, 64), (32, 16), (20, 64)])
 def test_rounds_are_those_of_simulated_searches(runs: int, width: int, generations: bool) -> None:
     """Gamma lengths with a coefficient of variation of .4; the model takes them as log-normal."""
-    rng, found = np.random.default_rng(runs + width), []
+    rng, result = np.random.default_rng(runs + width), []
     for _ in range(200):
         times = rng.gamma(1 / 0.4**2, 0.4**2, runs)
         if generations:
-            found.append(sum(times[at : at + width].max() for at in range(0, runs, width)))
+            result.append(sum(times[at : at + width].max() for at in range(0, runs, width)))
             continue
         free = [0.0] * width
         for each in times:
             heapq.heapreplace(free, free[0] + each)
-        found.append(max(free))
+        result.append(max(free))
     model = SearchModel(runs, 1.0, 1, 0.0, variation=0.4, generations=generations)
-    assert model.rounds(np.array([float(width)]))[0] == pytest.approx(statistics.fmean(found), rel=0.08)
+    assert model.rounds(np.array([float(width)]))[0] == pytest.approx(statistics.fmean(result), rel=0.08)
 
 
 def test_published_makespans_are_met_at_their_ends() -> None:
@@ -93,9 +93,9 @@ def test_published_makespans_are_met_at_their_ends() -> None:
 def test_the_longest_of_one_is_the_mean_and_of_more_is_longer() -> None:
     assert longest_of(1.0, 0.4) == 1.0
     assert longest_of(8.0, 0.0) == 1.0
-    told = [longest_of(count, 0.4) for count in (2.0, 8.0, 64.0)]
-    assert told == sorted(told)
-    assert told[0] == pytest.approx(1.22, abs=0.01)  # 1 + the half of a mean difference of two
+    results = [longest_of(count, 0.4) for count in (2.0, 8.0, 64.0)]
+    assert results == sorted(results)
+    assert results[0] == pytest.approx(1.22, abs=0.01)  # 1 + the half of a mean difference of two
 
 
 def test_only_crowding_that_was_fitted_has_a_spread() -> None:
@@ -107,14 +107,14 @@ def test_only_crowding_that_was_fitted_has_a_spread() -> None:
 
 
 def test_what_is_taken_for_a_search_is_what_simulated_studies_had() -> None:
-    found: dict[str, Any] = json.loads(RESULT.read_text())
+    data: dict[str, Any] = json.loads(RESULT.read_text())
     for generations, name in ((False, "asynchronous"), (True, "generations")):
-        assert (found[name]["crowding"], tuple(found[name]["interval_80"])) == CROWDING[generations]
-    by_seed = [share for each in found["asha"].values() for share in each["by_seed"]]
+        assert (data[name]["crowding"], tuple(data[name]["interval_80"])) == CROWDING[generations]
+    by_seed = [share for each in data["asha"].values() for share in each["by_seed"]]
     assert statistics.median(by_seed) == pytest.approx(KEPT["asha"], abs=0.005)
-    assert found["variation_one_batch"]["median"] == pytest.approx(VARIATION, abs=0.005)
-    assert found["blind"]["factor"] == pytest.approx(RANDOM_SEARCH_FACTOR, abs=0.05)
-    assert found["genetic"]["factor"] == GENETIC
+    assert data["variation_one_batch"]["median"] == pytest.approx(VARIATION, abs=0.005)
+    assert data["blind"]["factor"] == pytest.approx(RANDOM_SEARCH_FACTOR, abs=0.05)
+    assert data["genetic"]["factor"] == GENETIC
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,12 @@ def test_shares_are_those_of_the_layout(mechanism: str, mesh: str, copies: int, 
     stood, name = Mesh.parse(mesh), MechanismName.parse(mechanism)
     split = even(stood, undivided if name.tensor else 0.0)
     by_rank = held(split, stood, copies)
-    found = state_of_worker(WHOLE, name, stood, copies, undivided)
+    result = state_of_worker(WHOLE, name, stood, copies, undivided)
     sizes = [sum(segment.size for segment in own) for own in by_rank]
-    assert found.optimizer == pytest.approx(8.0 * max(sizes), rel=0.02)
-    assert found.gradients == pytest.approx(4.0 * max(sizes), rel=0.02)
+    assert result.optimizer == pytest.approx(8.0 * max(sizes), rel=0.02)
+    assert result.gradients == pytest.approx(4.0 * max(sizes), rel=0.02)
     added = (1 - undivided * name.tensor) / stood.workers + undivided * name.tensor / (stood.batch * stood.pipeline)
-    assert found.copies == pytest.approx(8.0 * (max(sizes) - SIZE * added), rel=0.02)
+    assert result.copies == pytest.approx(8.0 * (max(sizes) - SIZE * added), rel=0.02)
     values = [
         {(s.param_block, s.start, s.stop) for s in own}
         | (
@@ -63,7 +63,7 @@ def test_shares_are_those_of_the_layout(mechanism: str, mesh: str, copies: int, 
         )
         for rank, own in enumerate(by_rank)
     ]
-    assert found.parameters == pytest.approx(4.0 * max(map(covered, values)), rel=0.02)
+    assert result.parameters == pytest.approx(4.0 * max(map(covered, values)), rel=0.02)
 
 
 def covered(stretches: set[tuple[int, int, int]]) -> int:

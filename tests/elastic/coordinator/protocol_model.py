@@ -226,8 +226,8 @@ class Model:
             if unseen and not state.early:
                 continue
             left = put(state, i, late=tuple(v for v in w.late if v != version))
-            told = self._tell(left._replace(early=state.early - unseen), (i, Broken(self.versions[version].number)))
-            yield f"{i} broke in {version}", self._tidy(told)
+            result = self._tell(left._replace(early=state.early - unseen), (i, Broken(self.versions[version].number)))
+            yield f"{i} broke in {version}", self._tidy(result)
 
     def _knows(self, state: State, i: int) -> bool:
         return i in self._known[state.machine]

@@ -44,8 +44,8 @@ def test_a_view_that_all_its_members_train_under_goes_on() -> None:
     view = View(5, (0, 2, 3))
     back = {number: trains(view) for number in view.members}
     assert adoption.can_go_on(back)
-    state, told = adoption.take_over(EMPTY, back, {2: "there"})
-    assert (state.current, state.proposed, told) == (view, None, ())
+    state, result = adoption.take_over(EMPTY, back, {2: "there"})
+    assert (state.current, state.proposed, result) == (view, None, ())
     assert (state.next_worker, state.next_view, state.target, state.get(2).host) == (4, 6, 3, "there")
 
 
@@ -62,15 +62,15 @@ def test_a_notice_that_comes_before_its_worker_is_kept_for_it() -> None:
 
 def test_a_joiner_that_nobody_has_confirmed_is_confirmed() -> None:
     view = View(6, (0, 1), scheduled=True, joiners=(1,))
-    state, told = adoption.take_over(EMPTY, {0: trains(view), 1: trains(view, member=False)}, {})
-    assert told == (Confirm(1, 6),)
+    state, result = adoption.take_over(EMPTY, {0: trains(view), 1: trains(view, member=False)}, {})
+    assert result == (Confirm(1, 6),)
     assert [worker.number for worker in state.members] == [0, 1]
 
 
 def test_who_left_with_the_view_in_force_is_released() -> None:
     view = View(6, (0,), scheduled=True)
-    state, told = adoption.take_over(EMPTY, {0: trains(view), 1: trains(View(5, (0, 1)), latest_view=view)}, {})
-    assert told == (Release(1),)
+    state, result = adoption.take_over(EMPTY, {0: trains(view), 1: trains(View(5, (0, 1)), latest_view=view)}, {})
+    assert result == (Release(1),)
     assert [worker.number for worker in state.workers] == [0]
 
 
@@ -85,16 +85,16 @@ def test_who_left_with_the_view_in_force_is_released() -> None:
     ids=["one is missing", "one has found it broken", "one has not come to it", "one has not heard of it"],
 )
 def test_a_view_that_is_not_whole_is_replaced(back: dict[int, Returned]) -> None:
-    state, told = adoption.take_over(EMPTY, back, {})
-    assert told == (InstallView(View(6, (0, 1))),)
+    state, result = adoption.take_over(EMPTY, back, {})
+    assert result == (InstallView(View(6, (0, 1))),)
     assert state.proposed is not None
 
 
 def test_a_joiner_that_was_not_taken_in_is_no_member_of_the_next_view() -> None:
     view = View(6, (0, 1), scheduled=True, joiners=(1,))
     back = {0: trains(View(5, (0,)), latest_view=view), 1: Returned(ready=True, latest_view=view)}
-    state, told = adoption.take_over(EMPTY, back, {})
-    assert told == (InstallView(View(7, (0,))),)
+    state, result = adoption.take_over(EMPTY, back, {})
+    assert result == (InstallView(View(7, (0,))),)
     assert state.get(1).phase == "ready"
 
 
@@ -109,21 +109,21 @@ def test_a_first_view_that_not_all_have_come_to_begins_again() -> None:
     first = View(1, (0, 1, 2), initial=True)
     back = {0: trains(first, step=0), 1: Returned(ready=True, latest_view=first)}
     assert adoption.can_go_on(back)
-    state, told = adoption.take_over(EMPTY, back, {})
-    assert told == (InstallView(View(2, (0, 1), initial=True)),)
+    state, result = adoption.take_over(EMPTY, back, {})
+    assert result == (InstallView(View(2, (0, 1), initial=True)),)
     assert state.current is None
 
 
 def test_a_first_view_that_those_who_are_left_trained_under_is_replaced() -> None:
     first = View(1, (0, 1), initial=True)
-    _, told = adoption.take_over(EMPTY, {0: trains(first)}, {})
-    assert told == (InstallView(View(2, (0,))),)
+    _, result = adoption.take_over(EMPTY, {0: trains(first)}, {})
+    assert result == (InstallView(View(2, (0,))),)
 
 
 def test_a_run_that_has_ended_meanwhile_is_over() -> None:
     view = View(5, (0, 1))
-    _, told = adoption.take_over(EMPTY, {number: trains(view, done=True) for number in (0, 1)}, {})
-    assert told == (Dismiss(),)
+    _, result = adoption.take_over(EMPTY, {number: trains(view, done=True) for number in (0, 1)}, {})
+    assert result == (Dismiss(),)
 
 
 # -- over connections -------------------------------------------------------------------------------------------------
@@ -147,8 +147,8 @@ def taken_over(coordinator: AdoptingCoordinator, workers: Sequence[int]) -> None
 
 
 def reports(coordinator: Coordinator) -> list[tuple[int, int, int]]:
-    told = [told for told in coordinator.take() if isinstance(told, RecordSent)]
-    return [(sent.worker, sent.nth, sent.record.step) for sent in told if isinstance(sent.record, Checkpointed)]
+    results = [results for results in coordinator.take() if isinstance(results, RecordSent)]
+    return [(sent.worker, sent.nth, sent.record.step) for sent in results if isinstance(sent.record, Checkpointed)]
 
 
 def test_members_train_on_and_what_they_say_meanwhile_arrives() -> None:
@@ -165,9 +165,9 @@ def test_members_train_on_and_what_they_say_meanwhile_arrives() -> None:
         assert not first.superseded(number)
         with next_one(old) as new:
             taken_over(new, [0, 1])
-            found: list[tuple[int, int, int]] = []
-            eventually(lambda: found.extend(reports(new)) or len(found) == 2)
-            assert sorted(found) == [(0, 2, 2), (1, 1, 3)]
+            results: list[tuple[int, int, int]] = []
+            eventually(lambda: results.extend(reports(new)) or len(results) == 2)
+            assert sorted(results) == [(0, 2, 2), (1, 1, 3)]
             assert new.members == [0, 1]
             assert not first.superseded(number)
             new.ask(ResizeAsked(1))

@@ -28,14 +28,14 @@ def silent_at(states: str, cpu_s: list[float] | None, *, loading: bool = False) 
     peers = WorkerConnections(BEAT_S, 30.0, look)
     peers.add(0, NOBODYS, "", 0.0)
     peers.message_received(0, 0.0, Beat(doing="loading" if loading else "computing"))
-    found: list[float] = []
-    told: list[str] = []
+    results: list[float] = []
+    values: list[str] = []
     for tenth in range(600):
         at = tenth / 10
-        if not found and peers.silent(at, at):
-            found.append(at)
-        told += [slow.line for slow in peers.take_excused()]
-    return found, told
+        if not results and peers.silent(at, at):
+            results.append(at)
+        values += [slow.line for slow in peers.take_excused()]
+    return results, values
 
 
 @pytest.mark.parametrize("cpu_s", [None, [3.0]])
@@ -49,26 +49,26 @@ def test_a_stopped_process_is_silent_whatever_it_had_done() -> None:
 
 @pytest.mark.parametrize("states", ["R", "D", "S"])
 def test_a_process_that_works_is_waited_for_and_told_once(states: str) -> None:
-    found, told = silent_at(states, [float(n) for n in range(61)])
-    assert not found
-    (line,) = told
+    result, outcome = silent_at(states, [float(n) for n in range(61)])
+    assert not result
+    (line,) = outcome
     assert "--heartbeat" in line
     assert "worker 0 has been silent for 4.0 s" in line
 
 
 def test_once_it_works_no_more_it_is_silent_a_heartbeat_later() -> None:
     working = [float(n) for n in range(10)]
-    found, told = silent_at("S", working)
-    assert len(told) == 1
-    assert 12.0 <= found[0] <= 16.0
+    result, outcome = silent_at("S", working)
+    assert len(outcome) == 1
+    assert 12.0 <= result[0] <= 16.0
 
 
 def test_who_is_silent_is_told_with_its_host_where_there_are_several() -> None:
-    for hosts, told in ((("n1", "n1"), "it has been"), (("n1", "n2"), "host n2: it has been")):
+    for hosts, result in ((("n1", "n1"), "it has been"), (("n1", "n2"), "host n2: it has been")):
         peers = WorkerConnections(BEAT_S, 30.0)
         for worker, host in enumerate(hosts):
             peers.add(worker, NOBODYS, host, 0.0)
-        assert peers.why_silent(1) == f"{told} silent for {BEAT_S:g} s (--heartbeat)"
+        assert peers.why_silent(1) == f"{result} silent for {BEAT_S:g} s (--heartbeat)"
 
 
 def test_who_waits_where_others_can_do_without_it_may_not_be_silent_for_long() -> None:
@@ -96,11 +96,11 @@ def test_who_beats_oftener_is_missed_sooner() -> None:
         peers.message_received(worker, 0.0, Beat(6, "reducing", every_s=every_s))
         peers.beaten(worker, Beat(6, "reducing", every_s=every_s), 0.0)
         peers.waits(0.5, worker, 6, 0.1, 0.0)
-    found = {}
+    results = {}
     for at in (twentieth / 20 for twentieth in range(1, 41)):
         peers.message_received(0, at, Beat(6, "reducing"))
-        found |= {worker: at for worker in peers.silent(at, at) if worker not in found}
-    assert found == {1: 0.4, 2: 1.6, 3: 1.6}
+        results |= {worker: at for worker in peers.silent(at, at) if worker not in results}
+    assert results == {1: 0.4, 2: 1.6, 3: 1.6}
 
 
 def test_a_grace_that_has_become_longer_counts_before_the_pace_does() -> None:
@@ -110,11 +110,11 @@ def test_a_grace_that_has_become_longer_counts_before_the_pace_does() -> None:
         peers.message_received(worker, 0.0, Beat(6, "reducing", every_s=0.05))
         peers.beaten(worker, Beat(6, "reducing", every_s=0.05), 0.0)
         peers.waits(0.5, worker, 6, 0.4, 0.0)
-    found = []
+    results = []
     for at in (twentieth / 20 for twentieth in range(1, 41)):
         peers.message_received(0, at, Beat(6, "reducing"))
-        found += [at for worker in peers.silent(at, at) if worker == 1]
-    assert found[0] == 1.6
+        results += [at for worker in peers.silent(at, at) if worker == 1]
+    assert results[0] == 1.6
 
 
 def test_who_is_silent_and_has_not_come_where_others_wait_is_given_up_a_beat_later() -> None:
@@ -142,9 +142,9 @@ def test_who_is_silent_and_has_not_come_where_others_wait_is_given_up_a_beat_lat
         assert peers.silent(now, now) == []
     now = 3.5
     assert peers.silent(now, now) == [4]
-    (told,) = peers.take_excused()
-    assert told.worker == 3
-    assert "longer than 1.25 s (grace)" in told.line
+    (result,) = peers.take_excused()
+    assert result.worker == 3
+    assert "longer than 1.25 s (grace)" in result.line
 
 
 @pytest.mark.parametrize("others", [Beat(9, "computing"), Beat(9, "reducing")])
@@ -206,29 +206,29 @@ def lost(vitals: dict[int, str], *, speaks: int | None = None, pause_s: float = 
     for worker in vitals:
         peers.add(worker, NOBODYS, "", 0.0)
         peers.message_received(worker, 0.1 * worker, Beat(doing="computing"))
-    found: dict[int, float] = {}
+    results: dict[int, float] = {}
     for tenth in range(600):
         at = tenth / 10
         if speaks is not None:
             peers.message_received(speaks, at, Beat(doing="computing"))
         for worker in peers.silent(at, at):
-            found.setdefault(worker, at)
+            results.setdefault(worker, at)
             peers.remove(worker)
-    return found
+    return results
 
 
 def test_when_nobody_at_all_is_heard_it_is_a_pause_of_the_network() -> None:
-    found = lost({0: "S", 1: "S", 2: "S"})
-    assert min(found.values()) >= 30.0
+    result = lost({0: "S", 1: "S", 2: "S"})
+    assert min(result.values()) >= 30.0
     assert min(lost({0: "", 1: ""}).values()) >= 30.0, "elsewhere, where nobody sees them"
     assert lost({0: "S"})[0] >= 30.0
 
 
 def test_a_pause_excuses_nobody_who_is_seen_not_to_live_and_nobody_alone_whom_nobody_sees() -> None:
-    found = lost({0: "S", 1: "T", 2: "Z"})
-    assert found[1] < 6.0
-    assert found[2] < 6.0
-    assert found[0] >= 30.0
+    result = lost({0: "S", 1: "T", 2: "Z"})
+    assert result[1] < 6.0
+    assert result[2] < 6.0
+    assert result[0] >= 30.0
     assert lost({0: ""})[0] == 4.0
 
 

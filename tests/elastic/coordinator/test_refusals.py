@@ -25,9 +25,9 @@ def test_however_many_hosts_come_few_are_known() -> None:
     refusals = Refusals()
     for number in range(10_000):
         refusals.note(f"host{number}", "why", 0.0)
-    told = refusals.due(0.0)
-    assert len(told) == KNOWN_LIMIT + 1
-    assert told[-1].host == OTHERS
+    result = refusals.due(0.0)
+    assert len(result) == KNOWN_LIMIT + 1
+    assert result[-1].host == OTHERS
     assert refusals.due(EVERY_S) == [ConnectionsRefused(OTHERS, "why", 10_000 - KNOWN_LIMIT - 1)]
 
 

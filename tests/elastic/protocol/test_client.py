@@ -29,9 +29,9 @@ def address(listener: socket.socket) -> str:
 
 
 def test_a_run_is_resized_from_its_folder(tmp_path: Path) -> None:
-    with coordinating(2, high=4) as coordinator, members(coordinator, 0, 1) as found:
+    with coordinating(2, high=4) as coordinator, members(coordinator, 0, 1) as result:
         write_contact(tmp_path, coordinator.address, coordinator.token)
-        begun(found)
+        begun(result)
         eventually(lambda: coordinator.members == [0, 1])
         coordinator.capacity(2)
         answer = ask(tmp_path, ResizeAsked(3, "by hand"))
@@ -79,9 +79,9 @@ def test_a_run_that_ended_without_a_word(
 def test_rubbish_in_the_file(tmp_path: Path, text: str) -> None:
     (tmp_path / CONTACT_NAME).write_text(text)
     for asking in (lambda: ask(tmp_path, ResizeAsked(3)), lambda: left_behind(tmp_path)):  # resize, and --resume
-        with pytest.raises(UserError, match="must hold the address") as told:
+        with pytest.raises(UserError, match="must hold the address") as error:
             asking()
-        assert told.value.fix.startswith("remove that file")
+        assert error.value.fix.startswith("remove that file")
     (tmp_path / CONTACT_NAME).unlink()
     assert left_behind(tmp_path) is None, "done as told"
 
@@ -105,9 +105,9 @@ def test_rubbish_in_the_file(tmp_path: Path, text: str) -> None:
 )
 def test_an_address_that_is_none(address: str) -> None:
     began = time.monotonic()
-    with pytest.raises(UserError, match="HOST:PORT") as told:
+    with pytest.raises(UserError, match="HOST:PORT") as error:
         dial(address, 60.0)
-    assert address in str(told.value)
+    assert address in str(error.value)
     assert time.monotonic() - began < 10, "nobody is called there"
 
 

@@ -32,7 +32,7 @@ def test_the_workers_of_a_host_are_said_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "told"),
+    ("field", "text"),
     [
         ("members", [1, 2]),
         ("members", [[1]]),
@@ -47,7 +47,7 @@ def test_the_workers_of_a_host_are_said_once() -> None:
         ("joiners", "12"),
     ],
 )
-def test_what_is_no_view_is_refused(field: str, told: object) -> None:
-    fields = {"number": 1, "members": [[0, 2]], field: told}
+def test_what_is_no_view_is_refused(field: str, text: object) -> None:
+    fields = {"number": 1, "members": [[0, 2]], field: text}
     with pytest.raises(ValueError, match=field):
         decode(json.dumps({"view": fields, "kind": "install_view"}).encode())

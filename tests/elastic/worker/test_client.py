@@ -125,11 +125,11 @@ def test_a_death_breaks_the_version_for_the_others_at_once(coordinator: Coordina
 
 
 def test_waiting_for_the_end_is_ended_by_a_version_to_enter() -> None:
-    with coordinating(3) as coordinator, members(coordinator, 0, 1, 2) as found:
-        number = begun(found)
-        found[0].done()
-        found[2].close()
-        version = found[0].await_bye(number)
+    with coordinating(3) as coordinator, members(coordinator, 0, 1, 2) as result:
+        number = begun(result)
+        result[0].done()
+        result[2].close()
+        version = result[0].await_bye(number)
         assert version is not None
         assert version.members == (0, 1)
 

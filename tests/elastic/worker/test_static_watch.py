@@ -15,9 +15,9 @@ from elastune.elastic.worker.group import StaticWatch
 
 def watch(rank: int, store: Any, said: Beat, limit_s: float) -> StaticWatch:
     workers: Any = SimpleNamespace(rank=rank, size=2, failed=None, beat=lambda: said)
-    found = StaticWatch(workers, store, limit_s)
-    found.end()  # asked by the test, not by its thread
-    return found
+    result = StaticWatch(workers, store, limit_s)
+    result.end()  # asked by the test, not by its thread
+    return result
 
 
 def test_a_clock_that_jumps_is_nobodys_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,8 +87,8 @@ def test_process_groups_form_through_it_again_and_again(coordinator: Coordinator
 
             eventually(settled)
             coordinator._call(lambda number=number: coordinator._feed(0, Broken(number, "again")))
-        said = process.communicate(timeout=60)[0].splitlines()
-        assert said[-1:] == ["[0, 0, 0]"]  # torch 2.9's gloo says before that who is connected
+        lines = process.communicate(timeout=60)[0].splitlines()
+        assert lines[-1:] == ["[0, 0, 0]"]  # torch 2.9's gloo says before that who is connected
         assert len(coordinator._board.items()) <= 2 * 3
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -97,13 +97,13 @@ def test_process_groups_form_through_it_again_and_again(coordinator: Coordinator
 
 
 def test_a_wait_ends_once_the_version_is_superseded(coordinator: Coordinator) -> None:
-    with members(coordinator, 0, 1, 2) as found:
-        number = begun(found)
-        rendezvous = MemberStore(found[0])
+    with members(coordinator, 0, 1, 2) as result:
+        number = begun(result)
+        rendezvous = MemberStore(result[0])
         store = PrefixStore(str(number), rendezvous)
         options = ProcessGroupGloo._Options()
         options._devices = [ProcessGroupGloo.create_device(interface="lo")]
-        threading.Timer(0.2, found[2].close).start()
+        threading.Timer(0.2, result[2].close).start()
         with pytest.raises(RuntimeError, match=f"view {number} is superseded"):
             ProcessGroupGloo(store, 0, 3, options)
 
@@ -114,9 +114,9 @@ def test_a_wait_has_its_limit(coordinator: Coordinator) -> None:
 
 
 def test_bytes_come_through_as_they_are(coordinator: Coordinator) -> None:
-    with members(coordinator, 0, 1, 2) as found:
-        number = begun(found)
-        stores = [MemberStore(member) for member in found[:2]]
+    with members(coordinator, 0, 1, 2) as result:
+        number = begun(result)
+        stores = [MemberStore(member) for member in result[:2]]
         mine, other = (PrefixStore(str(number), store) for store in stores)
         data = bytes(range(256))
         assert not other.check(["a"])
@@ -133,13 +133,13 @@ def test_bytes_come_through_as_they_are(coordinator: Coordinator) -> None:
 
 
 def test_a_value_of_an_old_version_is_forgotten(coordinator: Coordinator) -> None:
-    with members(coordinator, 0, 1, 2) as found:
-        number = begun(found)
-        store = MemberStore(found[0])
+    with members(coordinator, 0, 1, 2) as result:
+        number = begun(result)
+        store = MemberStore(result[0])
         store.set(f"{number}/a", b"1")
         for turn in range(2):
-            found[0].broken(number + turn, "again")
-            for member in found:
+            result[0].broken(number + turn, "again")
+            for member in result:
                 assert member.await_view(number + turn, LIMIT_S).number == number + turn + 1
                 member.running(number + turn + 1, turn + 1)
         assert not store.check([f"{number}/a"])

@@ -51,5 +51,5 @@ def train(session) -> None:
         begun = session.allreduce("seen", seen)
         while how == "asks" and not begun.done:
             pass
-        found = begun.wait()
-        session.report(seen=found.value.item(), workers=len(found.workers), inside=inside.item())
+        result = begun.wait()
+        session.report(seen=result.value.item(), workers=len(result.workers), inside=inside.item())

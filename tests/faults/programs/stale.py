@@ -13,8 +13,8 @@ def train(session) -> None:
     if session.rank == 1:
         first = []
 
-        def stale(*told):
-            first.append(known(*told))
+        def stale(*result):
+            first.append(known(*result))
             return first[0]
 
         routing.routes_of = stale

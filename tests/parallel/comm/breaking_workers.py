@@ -31,8 +31,8 @@ def start(group: Group, kind: str, data: torch.Tensor, out: torch.Tensor) -> obj
         return group.all_reduce(data)
     if kind == "exchange":
         others = [rank for rank in range(group.size) if rank != group.rank]
-        sent, found = (of.view(torch.uint8).chunk(group.size) for of in (data, out))
-        return group.exchange([(sent[rank], rank) for rank in others], [(found[rank], rank) for rank in others])
+        sent, result = (of.view(torch.uint8).chunk(group.size) for of in (data, out))
+        return group.exchange([(sent[rank], rank) for rank in others], [(result[rank], rank) for rank in others])
     part = [NUMBERS // group.size] * group.size
     return group.all_to_all(out, data, part, part)
 
@@ -163,9 +163,9 @@ def talk(worker: Worker) -> None:
             group.send(tensor, 1)
     else:
         for tensor in tensors:
-            found = torch.empty_like(tensor)
-            group.receive(found, 0)
-            right &= torch.equal(found, tensor)
+            result = torch.empty_like(tensor)
+            group.receive(result, 0)
+            right &= torch.equal(result, tensor)
     group.all_reduce(torch.ones(1)).wait()
     right &= group.gather_floats([float(worker.rank)]) == [[0.0], [1.0]]
     right &= measure_link(group).latency_s > 0

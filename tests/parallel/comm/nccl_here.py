@@ -35,16 +35,16 @@ def collectives(group: Group) -> dict[str, bool]:
     group.all_to_all(moved, data, [1000], [1000]).wait()
     group.all_gather(gathered, data).wait()
     reduce(group, summed).wait()
-    told, options = data.clone(), dist.BroadcastOptions()
-    group._start(lambda pg: pg.broadcast([told], options)).wait()
-    found = {"all_to_all": moved, "all_gather": gathered, "all_reduce": summed, "broadcast": told}
-    return {name: torch.equal(result, data) for name, result in found.items()}
+    outcome, options = data.clone(), dist.BroadcastOptions()
+    group._start(lambda pg: pg.broadcast([outcome], options)).wait()
+    results = {"all_to_all": moved, "all_gather": gathered, "all_reduce": summed, "broadcast": outcome}
+    return {name: torch.equal(result, data) for name, result in results.items()}
 
 
 def alone() -> dict[str, Any]:
     store = dist.HashStore()
     group = form(store, "first")
-    told: dict[str, Any] = {"collectives": collectives(group)}
+    results: dict[str, Any] = {"collectives": collectives(group)}
 
     busy_s = 1.0
     torch.cuda._sleep(int(busy_s * 1.5e9))  # cycles: the sum cannot begin before
@@ -54,11 +54,11 @@ def alone() -> dict[str, Any]:
     threading.Timer(0.2, group.abandon).start()
     try:
         work.wait()
-        told["abandoned"] = "counted as done"
+        results["abandoned"] = "counted as done"
     except GroupBroken as broken:
-        told["abandoned"] = str(broken)
-    told["waited_s"] = time.monotonic() - started
-    told["drained"] = group.drain()
+        results["abandoned"] = str(broken)
+    results["waited_s"] = time.monotonic() - started
+    results["drained"] = group.drain()
 
     times = []
     for number in range(5):
@@ -67,30 +67,30 @@ def alone() -> dict[str, Any]:
         reduce(group, data).wait()
         times.append(time.monotonic() - started)
         group.abandon()
-        told["drained"] = told["drained"] and group.drain()
-    told["formed_s"] = times
-    told["sum"] = float(data[0])
-    return told
+        results["drained"] = results["drained"] and group.drain()
+    results["formed_s"] = times
+    results["sum"] = float(data[0])
+    return results
 
 
 def shared() -> dict[str, Any]:
     """Two ranks on one GPU."""
     store = dist.HashStore()
-    told = ["neither formed nor refused"] * 2
+    result = ["neither formed nor refused"] * 2
 
     def one(rank: int) -> None:
         try:
             form(store, "shared", rank, 2)
-            told[rank] = "formed"
+            result[rank] = "formed"
         except GroupBroken as broken:
-            told[rank] = str(broken)
+            result[rank] = str(broken)
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
-    return {"told": list(told)}
+    return {"told": list(result)}
 
 
 if __name__ == "__main__":

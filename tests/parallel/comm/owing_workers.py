@@ -118,26 +118,26 @@ def one_leaves(worker: Worker, text: str) -> None:
     def debts() -> torch.Tensor:
         return torch.cat(sync._compressed.owed) if sync._compressed else torch.empty(0)
 
-    told, over = [], group
+    result, over = [], group
     for size in (2, 1):
         optimizer.zero_grad()
         train(size)
         optimizer.zero_grad()
-        told.append(debts())
+        result.append(debts())
         if worker.rank >= size:
             sync.hand_over(over, size)
             break
         smaller = GlooFactory("lo", 60).form(worker.store, f"of {size}", worker.rank, size)
         sync.regroup(replicated(smaller), over)
-        told.append(debts())
+        result.append(debts())
         over = smaller
     if worker.rank == 0:
         train(9)
         alone = [p.grad.clone() for p in replica.params if p.grad is not None]
         optimizer.zero_grad()
-        told.append(debts())
+        result.append(debts())
         train(9)
         own = [p.grad.clone() for p in replica.params if p.grad is not None]
-        told.append(torch.cat([(a - b).view(-1) for a, b in zip(reversed(alone), reversed(own), strict=True)]))
-    worker.send("ended", told)
+        result.append(torch.cat([(a - b).view(-1) for a, b in zip(reversed(alone), reversed(own), strict=True)]))
+    worker.send("ended", result)
     worker.receive()

@@ -26,9 +26,9 @@ def exchange(worker: Worker) -> None:
     sent_s = time.monotonic() - began
     came: dict[int, list[int]] = {peer: [] for peer in others}
     for _ in range(COUNT * len(others)):
-        found = post.next()
-        assert found is not None
-        source, message = found
+        first = post.next()
+        assert first is not None
+        source, message = first
         i = message.number[2]
         assert message.number == (source, worker.rank, i)
         assert message.text == f"kind {i % 2}"
@@ -69,8 +69,8 @@ def beside_an_exchange(worker: Worker) -> None:
         group.exchange([(given, other)], [(room, other)]).wait()
         assert room.unique().tolist() == [other]
         room.zero_()
-        found = post.next()
-        assert found is not None
-        assert (found[0], found[1].number, len(found[1].payload)) == (other, (other, 0, i), i)
+        first = post.next()
+        assert first is not None
+        assert (first[0], first[1].number, len(first[1].payload)) == (other, (other, 0, i), i)
     worker.send("exchanged")
     worker.receive()

@@ -60,8 +60,8 @@ def tree(values: list[torch.Tensor]) -> torch.Tensor:
 
 def expected(seed: int, slots: int, empty: list[int]) -> list[torch.Tensor]:
     def term(slot: int, index: int) -> torch.Tensor:
-        found = None if slot in empty else value(seed, slot, index)
-        return torch.zeros_like(LIKE[index]) if found is None else found
+        result = None if slot in empty else value(seed, slot, index)
+        return torch.zeros_like(LIKE[index]) if result is None else result
 
     return [tree([term(slot, index) for slot in range(slots)]) for index in range(len(LIKE))]
 
@@ -91,8 +91,8 @@ def wrong_sums(group: Group, first_bytes: int, bucket_bytes: int) -> list[str]:
         lone = cut(slots, group.size)[-1]
         for step, empty in enumerate(([], [0], [slots - 1], list(lone), list(range(1, slots)), [])):
             seed = slots * 10 + step
-            found = one_step(reducer, group, seed, slots, empty)
-            for index, (sum_, wanted) in enumerate(zip(found, expected(seed, slots, empty), strict=True)):
+            result = one_step(reducer, group, seed, slots, empty)
+            for index, (sum_, wanted) in enumerate(zip(result, expected(seed, slots, empty), strict=True)):
                 if not same_bits(sum_, wanted):
                     wrong.append(f"{slots} slots without {empty}, tensor {index}: {sum_} is not {wanted}")
     return wrong
@@ -162,8 +162,8 @@ def by_routes(worker: Worker, topologies: list[str], hosts: str) -> None:
             reducer.regroup(group)
         for slots, reducer in exact.items():
             for seed, empty in ((step, []), (step + 50, [slots - 1])):
-                found = one_step(reducer, group, seed, slots, empty)
-                pairs = zip(found, expected(seed, slots, empty), strict=True)
+                result = one_step(reducer, group, seed, slots, empty)
+                pairs = zip(result, expected(seed, slots, empty), strict=True)
                 wrong += [f"{text}, {slots} slots, tensor {i}" for i, (a, b) in enumerate(pairs) if not same_bits(a, b)]
         for turn in range(2):
             flat.begin()

@@ -31,10 +31,10 @@ def checked(worker: Worker, topology: str) -> None:
     reducer.begin_slot(worker.rank, last=True)
     try:
         reducer.put(0, torch.ones(4))
-        told = ""
+        result = ""
     except RuntimeError as error:
-        told = str(error)
-    worker.send("ended", right, wrong, told)
+        result = str(error)
+    worker.send("ended", right, wrong, result)
     worker.receive()
 
 
@@ -49,6 +49,6 @@ def tried(worker: Worker, num_slots: int) -> None:
         return begin_send(self, *args, **how)
 
     Group.begin_send = slow  # type: ignore[method-assign]
-    found = time_routes(group, [(routes, 512) for routes in laid], 1_000, num_slots)
-    worker.send("ended", found, (group.routes, group.chunk_kib))
+    result = time_routes(group, [(routes, 512) for routes in laid], 1_000, num_slots)
+    worker.send("ended", result, (group.routes, group.chunk_kib))
     worker.receive()

@@ -254,13 +254,13 @@ def test_a_number_that_another_socket_has_by_now_is_left_alone() -> None:
         own = server.getsockname()
         assert own in listeners().values()
         with socket.create_connection(own) as out, server.accept()[0] as into:
-            found = connections(own, [])
-            assert [f.fd for f in found] == [into.fileno()]
+            result = connections(own, [])
+            assert [f.fd for f in result] == [into.fileno()]
             assert {f.fd for f in connections(own, [own])} == {into.fileno(), out.fileno()}
-            sever([SocketRef(out.fileno(), found[0].inode), SocketRef(into.fileno(), -1), SocketRef(9999, 1)])
+            sever([SocketRef(out.fileno(), result[0].inode), SocketRef(into.fileno(), -1), SocketRef(9999, 1)])
             out.sendall(b"still here")
             assert into.recv(10) == b"still here"
-            sever(found)
+            sever(result)
             out.settimeout(10)
             assert out.recv(10) == b""
             assert into.fileno() >= 0

@@ -26,12 +26,12 @@ def told(what: str) -> dict[str, Any]:
 
 
 def test_a_communicator_of_one_reduces_is_given_up_and_made_again() -> None:
-    found = told("alone")
-    assert found["collectives"] == dict.fromkeys(("all_to_all", "all_gather", "all_reduce", "broadcast"), True)
-    assert found["abandoned"] == "the group was abandoned"
-    assert found["drained"]
-    assert len(found["formed_s"]) == 5
-    assert found["sum"] == 1.0
+    result = told("alone")
+    assert result["collectives"] == dict.fromkeys(("all_to_all", "all_gather", "all_reduce", "broadcast"), True)
+    assert result["abandoned"] == "the group was abandoned"
+    assert result["drained"]
+    assert len(result["formed_s"]) == 5
+    assert result["sum"] == 1.0
 
 
 def test_nccl_refuses_two_workers_on_one_gpu() -> None:

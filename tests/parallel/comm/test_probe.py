@@ -13,11 +13,11 @@ from elastune.testing.worker_processes import processes
 
 @pytest.mark.parametrize("count", range(2, 9))
 def test_each_talks_to_each_once_and_to_nobody_else_meanwhile(count: int) -> None:
-    found = rounds(count)
-    assert Counter(pair for each in found for pair in each) == {(i, j): 1 for j in range(count) for i in range(j)}
-    for pairs in found:
+    result = rounds(count)
+    assert Counter(pair for each in result for pair in each) == {(i, j): 1 for j in range(count) for i in range(j)}
+    for pairs in result:
         assert max(Counter(end for pair in pairs for end in pair).values()) == 1
-    assert len(found) == count - 1 + count % 2
+    assert len(result) == count - 1 + count % 2
 
 
 def test_the_first_worker_of_each_host_measures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_who_knows_the_same_is_not_told(topology: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stale", "said"),
+    ("stale", "message"),
     [
         (of(1, 3, "parents=[0,0,1]"), "of 3 with routes"),
         (of(1, 3, "parents=[0,2,0]"), "of 3 with routes"),
@@ -41,13 +41,13 @@ def test_who_knows_the_same_is_not_told(topology: str) -> None:
         (of(2, 3, "tree"), "as rank 2 of 3 with routes"),
     ],
 )
-def test_a_stale_rank_size_or_parent_is_told(stale: list[float], said: str) -> None:
+def test_a_stale_rank_size_or_parent_is_told(stale: list[float], message: str) -> None:
     rows = [of(rank, 3, "tree") for rank in range(3)]
     rows[1] = stale
-    told = unlike(rows)
-    assert told[1].startswith(said)
-    assert told[0] == told[2]
-    assert told[1] != told[0]
+    result = unlike(rows)
+    assert result[1].startswith(message)
+    assert result[0] == result[2]
+    assert result[1] != result[0]
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -57,7 +57,7 @@ def test_sums_along_routes_come_out_right_or_are_found_out(topology: str) -> Non
 
     with processes(3, summing_workers.checked, topology) as them:
         for rank in range(3):
-            right, wrong, told = them.receive(rank)[1:]
+            right, wrong, result = them.receive(rank)[1:]
             assert right
             assert not wrong
-            assert "routes of the group have changed" in told
+            assert "routes of the group have changed" in result

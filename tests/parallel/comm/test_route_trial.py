@@ -16,8 +16,8 @@ def test_the_slower_way_is_seen_and_all_see_the_same(monkeypatch: pytest.MonkeyP
     import summing_workers
 
     with processes(3, summing_workers.tried, num_slots) as them:
-        found = [them.receive(rank)[1:] for rank in range(3)]
-    (native_s, ring_allreduce_s, tree_s), routes = found[0]
-    assert found == [found[0]] * 3
+        results = [them.receive(rank)[1:] for rank in range(3)]
+    (native_s, ring_allreduce_s, tree_s), routes = results[0]
+    assert results == [results[0]] * 3
     assert ring_allreduce_s > 0.1 > max(native_s, tree_s)
     assert routes == ((), 512)

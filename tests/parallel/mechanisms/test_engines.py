@@ -46,17 +46,19 @@ class TestHorovod(EngineKit):
 
 
 @pytest.mark.parametrize(
-    ("parameter", "options", "told"),
+    ("parameter", "options", "message"),
     [
         (torch.zeros(4, 2), {"fused": True}, "use fused=False"),
         (torch.zeros(4, 2).t(), {}, "make it contiguous"),
         (torch.tensor(0.0), {}, "is a scalar"),
     ],
 )
-def test_what_rows_cannot_be_exact_with_is_refused(parameter: torch.Tensor, options: dict[str, Any], told: str) -> None:
+def test_what_rows_cannot_be_exact_with_is_refused(
+    parameter: torch.Tensor, options: dict[str, Any], message: str
+) -> None:
     model = nn.ParameterList([nn.Parameter(parameter)])
     optimizer = torch.optim.AdamW(model.parameters(), **options)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         Fsdp2().attach(model, optimizer, replicated(Group()), ExecutionSettings(mechanism="fsdp2"))
 
 

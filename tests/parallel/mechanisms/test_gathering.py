@@ -47,8 +47,8 @@ class Stack(nn.Module):
         for i, layer in enumerate(self.layers):
             x = checkpoint(layer, x, use_reentrant=False) if i == 3 and x.requires_grad else layer(x)
             self.most_here = max(self.most_here, sum(has_storage(each[0].bias) for each in self.layers))
-        found: torch.Tensor = self.head(self.groups[0][0](x))
-        return found
+        result: torch.Tensor = self.head(self.groups[0][0](x))
+        return result
 
 
 def test_what_is_needed_together() -> None:
@@ -56,10 +56,10 @@ def test_what_is_needed_together() -> None:
     model = Stack()
     names = [name for name, _ in model.named_parameters()]
     root, *blocks = blocks_of(model, list(model.parameters()))
-    told = [[names[i] for i in block.param_blocks] for block in blocks]
-    assert told[0] == ["layers.0.0.bias"]
-    assert told[2] == ["layers.2.0.weight", "layers.2.0.bias"]
-    assert told[5] == ["groups.0.0.weight", "groups.0.0.bias"]
+    results = [[names[i] for i in block.param_blocks] for block in blocks]
+    assert results[0] == ["layers.0.0.bias"]
+    assert results[2] == ["layers.2.0.weight", "layers.2.0.bias"]
+    assert results[5] == ["groups.0.0.weight", "groups.0.0.bias"]
     own = {names[i] for i in root.param_blocks}
     assert own == {"enter.weight", "enter.bias", "head.weight", "head.bias", "layers.0.0.weight"}
 
@@ -114,9 +114,9 @@ def test_what_is_not_here_is_neither_copied_nor_saved() -> None:
     hook = model.enter.register_forward_hook(lambda *_: torch.save([model.enter.weight], kept))
     model(torch.randn(4, 6))
     hook.remove()
-    (found,) = torch.load(io.BytesIO(kept.getvalue()), weights_only=True)
-    assert type(found) is nn.Parameter
-    assert torch.equal(found, weight)
+    (result,) = torch.load(io.BytesIO(kept.getvalue()), weights_only=True)
+    assert type(result) is nn.Parameter
+    assert torch.equal(result, weight)
 
 
 SLOTS, BATCH = 4, 12
@@ -130,21 +130,21 @@ class Closing(Stack):
     closes = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = super().forward(x)
-        return found.detach() if self.closes else found
+        result = super().forward(x)
+        return result.detach() if self.closes else result
 
 
 def outputs(model: nn.Module, replica: Replica, x: torch.Tensor, gradients: Sequence[bool], *, ends: bool) -> set[str]:
     """An evaluation with a call for each of ``gradients``; unless it ``ends``, the program leaves it early."""
     replica.begin_evaluation()
-    found = set()
+    names = set()
     for enabled in gradients:
         with torch.set_grad_enabled(enabled):
-            found.add(str(model(x).tolist()))
+            names.add(str(model(x).tolist()))
     if ends:
         replica.stand_in()
         replica.stand_in()  # nobody evaluates any more
-    return found
+    return names
 
 
 def trained(comms: Comms, calls: Sequence[int]) -> list[set[str]]:
@@ -154,24 +154,24 @@ def trained(comms: Comms, calls: Sequence[int]) -> list[set[str]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     sync = prepare(model, optimizer, ExecutionSettings(mesh=comms.mesh, mechanism="sharded", num_slots=SLOTS), comms)
     mesh, rank, replica = comms.mesh, comms.rank, sync.replica
-    found: list[set[str]] = []
+    results: list[set[str]] = []
     sync.parts = shares(BATCH, SLOTS, mesh.batch, mesh.batch_rank(rank), "exact", None, even=True, in_turn=True)
     for step, times in enumerate(calls):
         x = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(step))
         if step != 1:
             model.closes = step == 2
-            found.append(outputs(model, replica, x, [(rank + i) % 2 == 0 for i in range(times)], ends=True))
+            results.append(outputs(model, replica, x, [(rank + i) % 2 == 0 for i in range(times)], ends=True))
             model.closes = False
         for i, share in enumerate(sync.parts):
             sync.begin(share, starts_step=i == 0)
             if step == 1 and i == 0:
-                found.append(outputs(model, replica, x, [False] * times, ends=rank > 0))
+                results.append(outputs(model, replica, x, [False] * times, ends=rank > 0))
             part = x[share.samples.start : share.samples.stop]
             sync.backward(model(part).square().mean(), share)
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
-        return [*found, {str(model(x).tolist())}]
+        return [*results, {str(model(x).tolist())}]
 
 
 def work(worker: Worker) -> None:
@@ -186,6 +186,6 @@ def test_a_model_may_be_called_unequally_often_in_an_evaluation() -> None:
     assert len({str(each) for each in wanted}) == len(wanted)
     with processes(len(CALLS), work) as them:
         for rank, calls in enumerate(CALLS):
-            (told,) = them.receive(rank)
-            assert [len(each) for each in told] == [min(times, 1) for times in (*calls, 1)]
-            assert all(each <= want for each, want in zip(told, wanted, strict=True))
+            (result,) = them.receive(rank)
+            assert [len(each) for each in result] == [min(times, 1) for times in (*calls, 1)]
+            assert all(each <= want for each, want in zip(result, wanted, strict=True))

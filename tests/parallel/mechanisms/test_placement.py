@@ -48,14 +48,14 @@ def has_state(param_block: int) -> bool:
 
 
 def shares_of(mesh: Mesh, rank: int, copies: int) -> list[Shard]:
-    found = []
+    results = []
     for segment in held(SPLIT, mesh, copies)[rank]:
         names = ["exp_avg", "exp_avg_sq"] if has_state(segment.param_block) else []
-        found.append(Shard(segment, {name: truth(segment, name) for name in names}, held=True))
+        results.append(Shard(segment, {name: truth(segment, name) for name in names}, held=True))
     for param_block in SPLIT.computed(mesh, rank):
         whole = Segment(param_block, 0, SPLIT.param_blocks[param_block].size)
-        found.append(Shard(whole, {VALUES: truth(whole, VALUES)}, held=False))
-    return found
+        results.append(Shard(whole, {VALUES: truth(whole, VALUES)}, held=False))
+    return results
 
 
 def wanted(mesh: Mesh, rank: int, copies: int) -> StateRequest:
@@ -131,13 +131,13 @@ def missing_bytes(before: Mesh, after: Mesh, copies: int) -> int:
 
 
 def _elements(segments: tuple[Segment, ...]) -> dict[int, torch.Tensor]:
-    found: dict[int, torch.Tensor] = {}
+    results: dict[int, torch.Tensor] = {}
     for segment in segments:
-        mask = found.setdefault(
+        mask = results.setdefault(
             segment.param_block, torch.zeros(SPLIT.param_blocks[segment.param_block].size, dtype=torch.bool)
         )
         mask[segment.start : segment.stop] = True
-    return found
+    return results
 
 
 def _left(want: dict[int, torch.Tensor], have: dict[int, torch.Tensor]) -> dict[int, int]:
@@ -207,14 +207,14 @@ def differ_in_a_bit(worker: Worker) -> None:
     """What lies on two workers is not the same on both, in the optimizer's state or in values; nothing moves."""
     group, mesh = worker.form("all"), Mesh(data=2, shard=2)
     want = [wanted(mesh, rank, 2) for rank in range(4)]
-    for kind, told in (("exp_avg_sq", "optimizer state"), (VALUES, "values")):
+    for kind, result in (("exp_avg_sq", "optimizer state"), (VALUES, "values")):
         had = shares_of(mesh, worker.rank, 2)
         if worker.rank == 2:
             tampered = next(shard for shard in had if kind in shard.tensors)
             tampered.tensors[kind][-1:].view(torch.uint8)[0] ^= 1
         placed = bring(group, SPLIT, 7, had, facts_of(had), want)
         assert not placed.bytes
-        with pytest.raises(CopiesDiffer, match=rf"{told} of 0\.\d\.\S+ that ranks .* have differ"):
+        with pytest.raises(CopiesDiffer, match=rf"{result} of 0\.\d\.\S+ that ranks .* have differ"):
             meet(group, SPLIT, placed, exact=True)
         meet(group, SPLIT, placed, exact=False)
     worker.send("done")

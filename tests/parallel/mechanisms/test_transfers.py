@@ -16,11 +16,11 @@ MEGA = 256 * UNIT
 
 
 def received(plan: Sequence[Sequence[Transfer]], workers: int) -> list[list[tuple[Item, int, int]]]:
-    found: list[list[tuple[Item, int, int]]] = [[] for _ in range(workers)]
+    results: list[list[tuple[Item, int, int]]] = [[] for _ in range(workers)]
     for hop in plan:
         for transfer in hop:
-            found[transfer.target].append((transfer.item, transfer.start, transfer.stop))
-    return found
+            results[transfer.target].append((transfer.item, transfer.start, transfer.stop))
+    return results
 
 
 def elements(holdings: dict[Item, list[tuple[int, int]]]) -> set[tuple[Item, int]]:
@@ -29,7 +29,7 @@ def elements(holdings: dict[Item, list[tuple[int, int]]]) -> set[tuple[Item, int
 
 @st.composite
 def _holdings(draw: st.DrawFn, workers: int) -> list[dict[Item, list[tuple[int, int]]]]:
-    found = []
+    results = []
     for _ in range(workers):
         of: dict[Item, list[tuple[int, int]]] = {}
         for item in (Item(0, True), Item(0, False), Item(1, True)):
@@ -37,8 +37,8 @@ def _holdings(draw: st.DrawFn, workers: int) -> list[dict[Item, list[tuple[int, 
             ranges = list(zip(ends[::2], ends[1::2], strict=False))
             if ranges:
                 of[item] = ranges
-        found.append(of)
-    return found
+        results.append(of)
+    return results
 
 
 @settings(max_examples=150, deadline=None)
@@ -106,11 +106,11 @@ def test_rounds_are_bounded_and_full() -> None:
     limit = 8 * MEGA * 4
     count = 0
     for hop in plan.hops:
-        found = rounds(hop, {ITEM: 4}, limit)
-        assert sum(map(len, found)) == len(hop)
-        for moving in found:
+        result = rounds(hop, {ITEM: 4}, limit)
+        assert sum(map(len, result)) == len(hop)
+        for moving in result:
             for end in ("source", "target"):
                 for rank in range(4):
                     assert sum(4 * (t.stop - t.start) for t in moving if getattr(t, end) == rank) <= limit
-        count += len(found)
+        count += len(result)
     assert count <= 2 + -(-2 * size // (8 * MEGA))

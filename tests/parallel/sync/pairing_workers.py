@@ -30,11 +30,11 @@ def offer(worker: Worker) -> None:
             assert time.monotonic() < deadline
             assert offers.take() == []
             time.sleep(0.001)
-    found = []
-    while worker.rank == 1 and len(found) < 3:
-        found += offers.take()
-    assert all(torch.equal(each.values, BYTES) for each in found)
-    worker.send("numbers", [each.number for each in found])
+    results = []
+    while worker.rank == 1 and len(results) < 3:
+        results += offers.take()
+    assert all(torch.equal(each.values, BYTES) for each in results)
+    worker.send("numbers", [each.number for each in results])
     worker.receive()
 
 

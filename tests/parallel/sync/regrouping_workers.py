@@ -38,12 +38,12 @@ class Net(nn.Module):
         self.head = nn.Linear(40, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = self.norm(torch.tanh(self.body(x)))
+        result = self.norm(torch.tanh(self.body(x)))
         chosen = x[:, :1] > 1.5
         if bool(chosen.any()):  # by few of the passes
-            found = found + chosen * self.rare(x)
-        found = found if isinstance(self.norm, nn.Identity) else F.dropout(found, 0.2)
-        return self.head(found)
+            result = result + chosen * self.rare(x)
+        result = result if isinstance(self.norm, nn.Identity) else F.dropout(result, 0.2)
+        return self.head(result)
 
 
 def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -70,9 +70,9 @@ def trained(group: Group, name: str) -> dict[str, torch.Tensor]:
 
 def told(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Weights and moments, by name."""
-    found = {name: p.detach() for name, p in model.named_parameters()}
+    results = {name: p.detach() for name, p in model.named_parameters()}
     moments = {f"{name}:{key}": value for name, p in model.named_parameters() for key, value in state_of(optimizer, p)}
-    return found | moments
+    return results | moments
 
 
 def state_of(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> list[tuple[str, torch.Tensor]]:

@@ -29,9 +29,9 @@ def test_a_round_goes_to_its_end_while_the_partner_has_not_begun() -> None:
     import pairing_workers
 
     with processes(2, pairing_workers.slow_partner) as them:
-        (_, first, *told), (_, second, *also) = them.receive(0), them.receive(1)
+        (_, first, *result), (_, second, *also) = them.receive(0), them.receive(1)
         same(first, second)
-        assert told[0] == also[0], "how old what was taken is, all hear alike"
-        assert told[2] == 0 < also[2], "the partner took what the first one had offered"
+        assert result[0] == also[0], "how old what was taken is, all hear alike"
+        assert result[2] == 0 < also[2], "the partner took what the first one had offered"
         for rank in range(2):
             them.send(rank, "end")

@@ -32,12 +32,12 @@ def test_one_number_of_each_is_enough(spread: float) -> None:
     ]
     execution = [torch.stack(rows).mean(0) for rows in zip(*learners, strict=True)]
     square = sum(float(squared_delta(each, begun)) for each in learners) / 4
-    found = distance(square, execution, begun)
+    result = distance(square, execution, begun)
     if spread >= 1e-2:
-        assert found == pytest.approx(defined(learners), rel=0.02)
+        assert result == pytest.approx(defined(learners), rel=0.02)
     else:
-        assert found is not None
-        assert 0 <= found < 3e-5, "rounding: thousandths of the common way, which is 0.01"
+        assert result is not None
+        assert 0 <= result < 3e-5, "rounding: thousandths of the common way, which is 0.01"
 
 
 def test_what_is_no_distance() -> None:

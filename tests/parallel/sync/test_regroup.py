@@ -24,8 +24,8 @@ def check(mode: str, digest: str, state: list[Any]) -> None:
     wanted = regrouping_workers.alone(mode)
     if mode == "exact":
         assert digest == regrouping_workers.digest(wanted)
-    for found, tensor in zip(state, wanted, strict=True):
-        torch.testing.assert_close(torch.tensor(found, dtype=tensor.dtype), tensor, rtol=1e-5, atol=1e-6)
+    for result, tensor in zip(state, wanted, strict=True):
+        torch.testing.assert_close(torch.tensor(result, dtype=tensor.dtype), tensor, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -77,15 +77,15 @@ def test_norms_of_parts_and_of_the_whole(case: str, weighed: bool) -> None:
         (len(part) / BATCH, squares(range(part[0], part[-1] + 1), weights if weighed else None))
         for part in parts.values()
     ]
-    found = sync.statistics
-    assert found.parts["count"] == len(parts)
-    assert found.parts["square"] == pytest.approx(float(sum(w * s for w, (s, _) in expected)), rel=1e-5)
-    assert found.norms is not None
+    result = sync.statistics
+    assert result.parts["count"] == len(parts)
+    assert result.parts["square"] == pytest.approx(float(sum(w * s for w, (s, _) in expected)), rel=1e-5)
+    assert result.norms is not None
     whole = squares(range(BATCH), weights if weighed else None)
-    assert found.norms[0] == pytest.approx(float(whole[0]), rel=1e-5)
+    assert result.norms[0] == pytest.approx(float(whole[0]), rel=1e-5)
     if weighed:
-        assert found.parts["weighted"] == pytest.approx(float(sum(w * s for w, (_, s) in expected)), rel=1e-5)
-        assert found.norms[1] == pytest.approx(float(whole[1]), rel=1e-5)
+        assert result.parts["weighted"] == pytest.approx(float(sum(w * s for w, (_, s) in expected)), rel=1e-5)
+        assert result.norms[1] == pytest.approx(float(whole[1]), rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])

@@ -37,10 +37,10 @@ def train(session) -> None:
                 with torch.no_grad():
                     for parameter in model.parameters():
                         parameter += 1e-3 * torch.randn_like(parameter)
-        found = []
+        results = []
         for _ in range(2):
             losses = [F.cross_entropy(model(x), y) for x, y in session.batches(data, 20, train=False)]
-            found.append(session.mean(losses))
-        seen["rate"] = 0.02 * found[0] + 0.02 * seen["loss"] / seen["steps"]  # of an evaluation, of all steps
+            results.append(session.mean(losses))
+        seen["rate"] = 0.02 * results[0] + 0.02 * seen["loss"] / seen["steps"]  # of an evaluation, of all steps
         coin = float(np.random.rand()) + random.random() + float(torch.rand(1))
-        session.report(loss=found[0], again=found[1], coin=coin, rate=seen["rate"])
+        session.report(loss=results[0], again=results[1], coin=coin, rate=seen["rate"])

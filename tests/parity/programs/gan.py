@@ -51,8 +51,8 @@ def train(session) -> None:
                 first.step()
                 first.zero_grad()
             else:
-                found = discriminator(generator(noise))
-                session.backward(bce(found, torch.ones_like(found)), generator)
+                result = discriminator(generator(noise))
+                session.backward(bce(result, torch.ones_like(result)), generator)
                 reach("after")
                 second.step()
                 second.zero_grad()

@@ -21,8 +21,8 @@ class Block(nn.Module):
         self.up, self.drop, self.down = nn.Linear(width, 2 * width), nn.Dropout(0.1), nn.Linear(2 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = x + self.down(self.drop(torch.relu(self.up(x))))
-        return found
+        result: torch.Tensor = x + self.down(self.drop(torch.relu(self.up(x))))
+        return result
 
 
 class Stack(nn.Module):

@@ -24,8 +24,8 @@ class Cnn(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.relu(self.conv2(F.relu(self.norm(self.conv1(x)))))
-        found: torch.Tensor = self.fc2(self.drop(F.relu(self.fc1(x.flatten(1)))))
-        return found
+        result: torch.Tensor = self.fc2(self.drop(F.relu(self.fc1(x.flatten(1)))))
+        return result
 
 
 class Gpt(nn.Module):
@@ -43,8 +43,8 @@ class Gpt(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=self.gru.weight_ih_l0.dtype)
         y = self.gru(self.layers(self.words(x), mask=mask, is_causal=True))[0]
-        found: torch.Tensor = self.head(y[:, -1])
-        return found
+        result: torch.Tensor = self.head(y[:, -1])
+        return result
 
 
 def _row() -> nn.Sequential:

@@ -39,8 +39,8 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.frozen(self.drop(self.body(x))) + (x @ self.turned).mean(1, keepdim=True)
-        found: torch.Tensor = self.scale * self.head(x) + 0.1 * self.tied(x)
-        return found
+        result: torch.Tensor = self.scale * self.head(x) + 0.1 * self.tied(x)
+        return result
 
 
 @torch.no_grad()

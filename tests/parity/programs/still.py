@@ -28,6 +28,6 @@ def train(session) -> None:
             session.backward(F.cross_entropy(model(xs), ys))
             optimizer.step()
             optimizer.zero_grad()
-    found = session.signals["noise_scale"]
-    rows = session.mean([found.value, found.error]), (found.value + found.error) / 2
+    result = session.signals["noise_scale"]
+    rows = session.mean([result.value, result.error]), (result.value + result.error) / 2
     session.report(differ=float(rows[0] != rows[1]))

@@ -29,13 +29,13 @@ from elastune.tuning.study.results import Study
 FOUND = Importance("accuracy", 40, (ParameterShare("lr", 0.8, 40), ParameterShare("$mo$", 0.2, 23)))
 
 
-def study(told: Telling) -> Study:
-    return Study.of(Path("out"), told.entries)
+def study(journal: Telling) -> Study:
+    return Study.of(Path("out"), journal.entries)
 
 
 def test_no_two_trials_share_a_worker_and_thickness_is_their_number() -> None:
-    found = study(stopping_study(40))
-    figure = workers_by_trial(found)
+    study_result = study(stopping_study(40))
+    figure = workers_by_trial(study_result)
     assert figure is not None
     (panel,) = figure.panels
     boxes = [
@@ -46,15 +46,15 @@ def test_no_two_trials_share_a_worker_and_thickness_is_their_number() -> None:
     for (b1, e1, l1, h1), (b2, e2, l2, h2) in itertools.combinations(boxes, 2):
         assert min(e1, e2) <= max(b1, b2) or min(h1, h2) <= max(l1, l2), "no worker serves two trials"
     area = sum((end - begin) * (high - low) for begin, end, low, high in boxes)
-    assert area == pytest.approx(sum(span.worker_seconds for span in found.spans))
+    assert area == pytest.approx(sum(span.worker_seconds for span in study_result.spans))
     assert {bars.name for bars in panel.bars} == {"completed", "paused, not gone on with", "without a result"}
     assert "1 change of workers" in figure.caption
 
 
 def test_a_trial_that_is_widened_keeps_its_workers() -> None:
-    told = Telling().start(0, lr=0.1).start(1, lr=0.1, workers=2).wait(10).resize(1, 2, 4).wait(10)
-    told.complete(1, 0.9, 20.0).wait(5).fail(0, "no")
-    figure = workers_by_trial(study(told))
+    journal = Telling().start(0, lr=0.1).start(1, lr=0.1, workers=2).wait(10).resize(1, 2, 4).wait(10)
+    journal.complete(1, 0.9, 20.0).wait(5).fail(0, "no")
+    figure = workers_by_trial(study(journal))
     assert figure is not None
     done = next(bars for bars in figure.panels[0].bars if bars.name == "completed")
     lanes = [(y - t / 2, y + t / 2) for y, t in zip(done.y, done.thickness, strict=True)]
@@ -62,9 +62,9 @@ def test_a_trial_that_is_widened_keeps_its_workers() -> None:
 
 
 def test_the_front_grows_with_time() -> None:
-    told = Telling().start(0, lr=0.1).wait(5).fail(0, "no").start(1, lr=0.1).wait(10).complete(1, 0.5, 10.0)
-    told.start(2, lr=0.1).wait(10).complete(2, 0.9, 10.0).wait(7).finish()
-    figure = front_over_time(study(told))
+    journal = Telling().start(0, lr=0.1).wait(5).fail(0, "no").start(1, lr=0.1).wait(10).complete(1, 0.5, 10.0)
+    journal.start(2, lr=0.1).wait(10).complete(2, 0.9, 10.0).wait(7).finish()
+    figure = front_over_time(study(journal))
     assert figure is not None
     (series,) = figure.panels[0].series
     assert series.x == (15.0, 25.0, 32.0), "the failed trial's time is in it"
@@ -102,9 +102,9 @@ def test_bars_must_fit_together() -> None:
 
 
 def test_tables_tell_of_paused_trials_and_keep_them_off_the_front() -> None:
-    told = Telling().start(0, lr=0.1).wait(5).report(0, 2, 5.0, accuracy=0.99).pause(0, 2, 5.0, "rank 2 of 2")
-    told.start(1, lr=0.1).wait(5).complete(1, 0.9, 5.0)
-    story = gather_study(told.entries)
+    journal = Telling().start(0, lr=0.1).wait(5).report(0, 2, 5.0, accuracy=0.99).pause(0, 2, 5.0, "rank 2 of 2")
+    journal.start(1, lr=0.1).wait(5).complete(1, 0.9, 5.0)
+    story = gather_study(journal.entries)
     assert story is not None
     paused, done = trials_table(story).rows
     assert paused == (
@@ -123,8 +123,8 @@ def test_tables_tell_of_paused_trials_and_keep_them_off_the_front() -> None:
     assert done[2] == "complete"
     assert [row[0] for row in front_table(story, (1,)).rows] == ["1"]
     assert failed_trials_table(story).rows == ()
-    found = study(told)
-    assert subset_table(found, [(found.front()[0], "covers all")]).rows[0][-1] == "covers all"
+    study_result = study(journal)
+    assert subset_table(study_result, [(study_result.front()[0], "covers all")]).rows[0][-1] == "covers all"
 
 
 def test_the_page_shows_what_the_search_came_to(tmp_path: Path) -> None:

@@ -93,8 +93,8 @@ def test_the_foremost_signals_come_first_and_few_are_shown():
 def test_the_result_counts_what_became_of_decisions():
     started = RunStarted("p.py", {}, 0, {}, adapt={"policies": ["gns"], "monitors": []})
     failed = PolicyFailed("Mine", "after_step", 7, 1, "no")
-    found = told(started, decided({"lr": 1.0}), decided({"lr": 2.0}, "disagreed"), failed, SEEN)
-    assert adaptation_json(found) == {
+    result = told(started, decided({"lr": 1.0}), decided({"lr": 2.0}, "disagreed"), failed, SEEN)
+    assert adaptation_json(result) == {
         "adapt": {
             "policies": ["gns"],
             "decisions": 1,
@@ -104,12 +104,12 @@ def test_the_result_counts_what_became_of_decisions():
             "not_measured": {},
             "noise_scale": 412.3,
             "noise_scale_error": 29.7,
-            "batch_verdict": batch_line(found),
+            "batch_verdict": batch_line(result),
             "batch_size": 64,
             "lr": 0.05,
         }
     }
-    assert adaptation_line(found) == (
+    assert adaptation_line(result) == (
         "1 decision applied, 1 that workers disagreed on, 1 call of a policy failed, noise scale 412 ± 30, batch 64, "
         "lr 0.05"
     )
@@ -145,10 +145,10 @@ def test_a_batch_beyond_the_noise_scale_is_told_with_the_evidence():
 
 def test_what_could_not_be_measured_is_told_with_its_reason():
     started = RunStarted("p.py", {}, 0, {}, adapt={"policies": ["gns"]})
-    found = told(started, NotMeasured("noise_scale", 1, "one pass"), replace(SEEN, signals={}), Restarted(0))
-    assert adaptation_json(found)["adapt"]["not_measured"] == {"noise_scale": "one pass"}
-    assert adaptation_line(found) == "0 decisions applied, noise scale not measured"
-    assert unmeasured_line(*found.unmeasured) == "noise scale is not measured: one pass"
+    result = told(started, NotMeasured("noise_scale", 1, "one pass"), replace(SEEN, signals={}), Restarted(0))
+    assert adaptation_json(result)["adapt"]["not_measured"] == {"noise_scale": "one pass"}
+    assert adaptation_line(result) == "0 decisions applied, noise scale not measured"
+    assert unmeasured_line(*result.unmeasured) == "noise scale is not measured: one pass"
     assert told(started, NotMeasured("noise_scale", 1, "one pass"), started).unmeasured == (), "begun anew"
 
 
@@ -164,19 +164,19 @@ def test_what_a_run_went_back_behind_is_taken_back():
 
 
 def test_tables_have_a_line_for_each(adapting_entries):
-    found = gather_adaptation(adapting_entries)
-    rows = decisions_table(found).rows
-    assert len(rows) == len(found.decided) == 6
+    result = gather_adaptation(adapting_entries)
+    rows = decisions_table(result).rows
+    assert len(rows) == len(result.decided) == 6
     assert rows[0][1:3] == ("gns", "batch 32 -> 64, lr 0.05 -> 0.0707 over 20 steps")
     assert rows[0][3].startswith("noise scale ")
     assert {row[4].partition(":")[0] for row in rows} == {"applied", "not applied, workers disagreed", "refused"}
-    ((*_, error, since),) = failures_table(found).rows
+    ((*_, error, since),) = failures_table(result).rows
     assert (error, since) == ("ZeroDivisionError: by <zero>", "switched off")
 
 
 def test_one_figure_has_all_on_one_time_axis(adapting_entries):
-    run, found = gather_run(adapting_entries), gather_adaptation(adapting_entries)
-    figure = adaptation_figure(run, found)
+    run, result = gather_run(adapting_entries), gather_adaptation(adapting_entries)
+    figure = adaptation_figure(run, result)
     assert figure is not None
     assert figure.stacked
     assert figure.columns == 1
@@ -190,21 +190,21 @@ def test_one_figure_has_all_on_one_time_axis(adapting_entries):
     assert figure.panels[3].y.ticks == (1.0, 2.0, 4.0)
     scale, batch = figure.panels[1].series
     assert scale.band
-    assert len(scale.error) == len(scale.x) == len(found.measured) - 4, "nothing was known of it at first"
+    assert len(scale.error) == len(scale.x) == len(result.measured) - 4, "nothing was known of it at first"
     assert batch.line == "steps"
     assert (batch.y[0], batch.y[-1]) == (32.0, 512.0)
-    assert [mark.x for mark in figure.marks] == [each.cause.seconds for each in found.decided]
+    assert [mark.x for mark in figure.marks] == [each.cause.seconds for each in result.decided]
     assert figure.marks[0].label == "batch 32→64"
     assert [mark.strange for mark in figure.marks].count(True) == 2
     low, high = figure.x_range()
-    assert low < found.measured[0].seconds < found.measured[-1].seconds < high
+    assert low < result.measured[0].seconds < result.measured[-1].seconds < high
 
 
 def test_many_decisions_are_drawn_without_words_and_the_last_only(adapting_entries):
-    run, found = gather_run(adapting_entries), gather_adaptation(adapting_entries)
-    many = replace(found, decided=found.decided[:1] * (MOST_LABELS + 1))
+    run, result = gather_run(adapting_entries), gather_adaptation(adapting_entries)
+    many = replace(result, decided=result.decided[:1] * (MOST_LABELS + 1))
     assert {mark.label for mark in adaptation_figure(run, many).marks} == {""}
-    many = replace(found, decided=found.decided[:1] * (MOST_MARKS + 1))
+    many = replace(result, decided=result.decided[:1] * (MOST_MARKS + 1))
     assert len(adaptation_figure(run, many).marks) == MOST_MARKS
     assert f"last {MOST_MARKS} of {MOST_MARKS + 1}" in adaptation_figure(run, many).caption
 
@@ -244,8 +244,8 @@ def test_a_band_ends_at_the_edge_of_a_log_axis():
 def test_both_renderers_draw_band_and_marks(adapting_entries):
     import matplotlib.image
 
-    run, found = gather_run(adapting_entries), gather_adaptation(adapting_entries)
-    figure = adaptation_figure(run, found)
+    run, result = gather_run(adapting_entries), gather_adaptation(adapting_entries)
+    figure = adaptation_figure(run, result)
     drawn = static.png(figure)
     bare = static.png(replace(figure, marks=()))
     assert drawn != bare

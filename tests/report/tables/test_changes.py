@@ -40,30 +40,30 @@ ENTRIES = [Entry(float(i), record) for i, record in enumerate(STORY)]
 
 
 def test_pauses_and_faults_are_summed_up() -> None:
-    found = gather_changes(ENTRIES)
-    assert found.faults == (("kill", 1), ("join", 1))
-    assert changes_line(found) == "2 changes of workers, pauses 45 ms median, 80 ms at most, 1 step done again"
-    assert worker_steps(2, found, 30) == ((0.0, 11.0, 15.0, 30.0), (2.0, 1.0, 2.0, 2.0))
+    result = gather_changes(ENTRIES)
+    assert result.faults == (("kill", 1), ("join", 1))
+    assert changes_line(result) == "2 changes of workers, pauses 45 ms median, 80 ms at most, 1 step done again"
+    assert worker_steps(2, result, 30) == ((0.0, 11.0, 15.0, 30.0), (2.0, 1.0, 2.0, 2.0))
     assert changes_line(Changes()) == ""
 
 
 def test_state_that_was_lost_and_a_mesh_are_told() -> None:
     story = [StateLost(8, ["body.weight", "head.bias"]), Regrouped(2, [0, 2], False, 9, 0.080, 1, "shard=2")]
-    found = gather_changes([Entry(float(i), record) for i, record in enumerate(story)])
-    told = (
+    result = gather_changes([Entry(float(i), record) for i, record in enumerate(story)])
+    outcome = (
         "state lost after step 8 (body.weight, head.bias, ...), all its holders at once: on from the newest checkpoint"
     )
-    assert changes_line(found).endswith(f"1 step done again; {told}")
-    assert "2 (shard=2)" in changes_table(found).rows[0]
+    assert changes_line(result).endswith(f"1 step done again; {outcome}")
+    assert "2 (shard=2)" in changes_table(result).rows[0]
 
 
 def test_a_round_that_ended_without_a_learner_is_told() -> None:
     left = LearnerLeftOut(3, 1, 2, 0, 11, 12, [(110, 115), (125, 130)])
     claims = [StepsCompleted(0, 1, 2, 0, 0, 100, 140, 1, 10), StepsCompleted(0, 2, 1, 0, 100, 140, 140, 11, 14)]
-    found = gather_changes([Entry(float(i), record) for i, record in enumerate([*STORY, left, left, *claims])])
-    assert (found.short_rounds, found.samples_left_out) == (1, 10)
-    assert "1 round without a learner that was lost or late (10 samples left out)" in changes_line(found)
-    assert left_out_table(found).rows == (("11 to 12", "3", "1", "10", "worker 1 was ended by <signal 9>"),)
+    result = gather_changes([Entry(float(i), record) for i, record in enumerate([*STORY, left, left, *claims])])
+    assert (result.short_rounds, result.samples_left_out) == (1, 10)
+    assert "1 round without a learner that was lost or late (10 samples left out)" in changes_line(result)
+    assert left_out_table(result).rows == (("11 to 12", "3", "1", "10", "worker 1 was ended by <signal 9>"),)
     assert left_out_line(left) == "steps 11 to 12 ended without learner 3 (worker 1): 10 samples left out"
 
 

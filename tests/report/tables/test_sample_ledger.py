@@ -28,16 +28,16 @@ def of(*records: object):
 
 
 def test_an_epoch_seen_once_by_several_workers_in_different_pieces() -> None:
-    found = of(
+    result = of(
         claim(1, 4, 0, 40),
         claim(5, 10, 40, 100),
         claim(1, 10, 0, 100, worker=1),
         claim(3, 10, 20, 100, worker=2),
         finished(),
     )
-    assert found.exact
-    assert found.steps == 10
-    assert lines(found) == ("epoch 1: 100/100 seen once", "ledger: 100 samples in 10 steps, each seen once")
+    assert result.exact
+    assert result.steps == 10
+    assert lines(result) == ("epoch 1: 100/100 seen once", "ledger: 100 samples in 10 steps, each seen once")
 
 
 def test_a_missed_and_a_repeated_range_are_named() -> None:
@@ -52,9 +52,9 @@ def test_a_missed_and_a_repeated_range_are_named() -> None:
 
 
 def test_workers_that_disagree_are_a_dispute() -> None:
-    found = of(claim(1, 10, 0, 100), claim(1, 5, 0, 60, worker=1), claim(6, 10, 50, 100, worker=1), finished())
-    assert not found.exact
-    assert found.disputes
+    result = of(claim(1, 10, 0, 100), claim(1, 5, 0, 60, worker=1), claim(6, 10, 50, 100, worker=1), finished())
+    assert not result.exact
+    assert result.disputes
 
 
 def test_the_last_epoch_may_be_unfinished_if_training_is() -> None:
@@ -91,8 +91,8 @@ def test_a_later_version_takes_back_what_was_lost_with_an_earlier_one() -> None:
 
 
 def test_steps_that_nobody_claims_are_told() -> None:
-    found = of(claim(1, 4, 0, 40), claim(6, 10, 40, 100), finished())
-    assert "steps 5 to 5" in " ".join(found.disputes)
+    result = of(claim(1, 4, 0, 40), claim(6, 10, 40, 100), finished())
+    assert "steps 5 to 5" in " ".join(result.disputes)
 
 
 def without(learner: int, first: int, last: int, *places: tuple[int, int], version: int = 1) -> LearnerLeftOut:
@@ -101,23 +101,23 @@ def without(learner: int, first: int, last: int, *places: tuple[int, int], versi
 
 def test_what_a_round_ended_without_is_told_and_counts_as_not_seen() -> None:
     claims = claim(1, 5, 0, 50), claim(6, 10, 50, 100, version=2)
-    told = without(3, 6, 10, (65, 75), (90, 100), version=2)
-    found = of(*claims, told, told, finished())  # every member says it
-    assert found.exact
-    assert (found.epochs[0].once, found.epochs[0].left_out) == (80, 20)
-    assert "epoch 1: 80/100 seen once, 20 left out" in lines(found, all_epochs=False)[0]
-    assert "20 left out with learners that were lost or late" in lines(found)[-1]
-    assert "left out twice" in " ".join(of(*claims, told, without(1, 6, 10, (70, 72), version=2)).disputes)
+    outcome = without(3, 6, 10, (65, 75), (90, 100), version=2)
+    result = of(*claims, outcome, outcome, finished())  # every member says it
+    assert result.exact
+    assert (result.epochs[0].once, result.epochs[0].left_out) == (80, 20)
+    assert "epoch 1: 80/100 seen once, 20 left out" in lines(result, all_epochs=False)[0]
+    assert "20 left out with learners that were lost or late" in lines(result)[-1]
+    assert "left out twice" in " ".join(of(*claims, outcome, without(1, 6, 10, (70, 72), version=2)).disputes)
     assert "not used once" in " ".join(of(*claims, without(1, 6, 10, (95, 102), version=2), finished()).disputes)
     # The round was done again, or training went on from before it.
-    assert of(*claims, told, claim(6, 10, 50, 100, version=3), finished()).epochs[0].left_out == 0
+    assert of(*claims, outcome, claim(6, 10, 50, 100, version=3), finished()).epochs[0].left_out == 0
     resumed = RunStarted("program.py", {}, 0, {}, resumed_step=5)
-    assert of(*claims, told, resumed, claim(6, 10, 50, 100), finished()).epochs[0].left_out == 0
+    assert of(*claims, outcome, resumed, claim(6, 10, 50, 100), finished()).epochs[0].left_out == 0
     # A checkpoint knows what was left out up to it, but not whose learners these were.
     after = RunStarted("program.py", {}, 0, {}, resumed_step=10)
-    again = claim(1, 10, 0, 100, worker=-1, version=0), replace(told, worker=-1, version=0)
-    story = [Entry(float(i), record) for i, record in enumerate([STARTED, *claims, told, after, *again, finished()])]
-    assert [each.worker for each in left_out(story)] == [told.worker]
+    again = claim(1, 10, 0, 100, worker=-1, version=0), replace(outcome, worker=-1, version=0)
+    story = [Entry(float(i), record) for i, record in enumerate([STARTED, *claims, outcome, after, *again, finished()])]
+    assert [each.worker for each in left_out(story)] == [outcome.worker]
 
 
 @st.composite
@@ -159,11 +159,11 @@ def test_it_counts_as_one_who_watched_every_step(
     history: tuple[list[StepsCompleted], dict[int, Counter[int]], dict[int, int]],
 ) -> None:
     claims, counted, lengths = history
-    found = of(*claims, finished())
+    result = of(*claims, finished())
     truly_exact = all(counted[epoch] == Counter(range(length)) for epoch, length in lengths.items())
-    assert found.exact == truly_exact
-    if not found.disputes:
-        for seen in found.epochs:
+    assert result.exact == truly_exact
+    if not result.disputes:
+        for seen in result.epochs:
             count = counted[seen.epoch]
             assert seen.once == sum(times == 1 for times in count.values())
             assert {p for a, b in seen.missed for p in range(a, b)} == set(range(lengths[seen.epoch])) - set(count)

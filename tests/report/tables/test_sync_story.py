@@ -212,12 +212,12 @@ def test_page_words_and_event_files_tell_of_it(tmp_path) -> None:  # type: ignor
     assert "&lt;b&gt;session.set_sync" in page
     (part,) = [part for part in explain_run(run, entries).parts if part.title == "How workers agreed"]
     assert part.lines[2] == f"From step 100 on: {LOCAL} (schedule)."
-    found = EventAccumulator(str(write_events(entries, tmp_path)), size_guidance={TENSORS: 0})
-    found.Reload()
+    result = EventAccumulator(str(write_events(entries, tmp_path)), size_guidance={TENSORS: 0})
+    result.Reload()
     texts = {
-        tag: [(e.step, e.tensor_proto.string_val[0].decode()) for e in found.Tensors(tag)]
-        for tag in found.Tags()["tensors"]
+        tag: [(e.step, e.tensor_proto.string_val[0].decode()) for e in result.Tensors(tag)]
+        for tag in result.Tags()["tensors"]
     }
     assert [step for step, _ in texts["sync/strategy/text_summary"]] == [100, 300]
     assert texts["sync/topology/text_summary"] == [(250, since_line(RING))]
-    assert [e.step for e in found.Scalars("signals/learners_distance")] == [116, 200]
+    assert [e.step for e in result.Scalars("signals/learners_distance")] == [116, 200]

@@ -20,11 +20,11 @@ def printed(table, width):
 
 def scaled_by(found, efficiencies=(None, 0.9, 0.78, 0.7)):
     """The frontier with scaling efficiencies."""
-    told = [
+    results = [
         replace(row, scaling_efficiency=each, scaling_label="modelled" if each else None)
         for row, each in zip(found.rows, efficiencies * 2, strict=True)
     ]
-    return replace(found, rows=[replace(row, scaling_label=row.seconds_label) for row in told])
+    return replace(found, rows=[replace(row, scaling_label=row.seconds_label) for row in results])
 
 
 def column(table, start):
@@ -145,8 +145,8 @@ def test_tables_of_a_study_name_the_mechanism_of_each_trial(study_entries):
     study = gather_study(study_entries)
     used = {str(t.trial): t.started.execution.get("mechanism", "–") for t in study.trials}
     for table in (front_table(study, front_trials(study)), trials_table(study)):
-        found = dict(zip(column(table, "trial"), column(table, "mechanism"), strict=True))
-        assert found == {trial: used[trial] for trial in found}
+        results = dict(zip(column(table, "trial"), column(table, "mechanism"), strict=True))
+        assert results == {trial: used[trial] for trial in results}
     assert set(used.values()) == {"replicated"}
 
 
@@ -166,8 +166,8 @@ def test_steps_of_workers_tell_who_is_slow(run_entries):
     run = gather_run(run_entries)
     assert worker_steps_table(run).rows == ()
     steps = [WorkerSteps(0, 0.02, 0.005, 0.25), WorkerSteps(1, 0.021, 0.02, 1.0)]
-    told = replace(run, finished=replace(run.finished, worker_steps=steps))
-    assert worker_steps_table(told).rows == (("0", "20 ms", "5 ms", "25 %"), ("1", "21 ms", "20 ms", "100 %"))
+    changed = replace(run, finished=replace(run.finished, worker_steps=steps))
+    assert worker_steps_table(changed).rows == (("0", "20 ms", "5 ms", "25 %"), ("1", "21 ms", "20 ms", "100 %"))
 
 
 def test_times_table_has_units():

@@ -11,14 +11,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from elastune.testing.kits.cluster_workers import FINISHED, said
+from elastune.testing.kits.cluster_workers import FINISHED, report_of
 
 NAP = [sys.executable, "-c", "import time; time.sleep(100)"]
 
 
 def die(spec, place, client):
     how = spec.config["how"]
-    client.report(said(0))
+    client.report(report_of(0))
     print("about to die", how, flush=True)
     if how == "_exit":
         os._exit(9)
@@ -38,7 +38,7 @@ def with_family(spec, place, client):
         time.sleep(100)
         os._exit(0)
     program = subprocess.Popen(NAP)
-    client.report(said(0, place.rank, worker=os.getpid(), child=child, program=program.pid))
+    client.report(report_of(0, place.rank, worker=os.getpid(), child=child, program=program.pid))
     while not client.stop_requested():
         sum(range(1000))
     return 3
@@ -47,7 +47,7 @@ def with_family(spec, place, client):
 def with_daemon(spec, place, client):
     """Leave a process behind that has left the process group."""
     daemon = subprocess.Popen(NAP, start_new_session=True)
-    client.report(said(0, daemon=daemon.pid))
+    client.report(report_of(0, daemon=daemon.pid))
     return 0
 
 
@@ -57,7 +57,7 @@ def with_loaders(spec, place, client):
 
     loader = iter(DataLoader(TensorDataset(torch.arange(100)), num_workers=2, persistent_workers=True))
     next(loader)
-    client.report(said(0, worker=os.getpid(), **{f"loader{i}": p.pid for i, p in enumerate(loader._workers)}))
+    client.report(report_of(0, worker=os.getpid(), **{f"loader{i}": p.pid for i, p in enumerate(loader._workers)}))
     if spec.config["how"] == "return":
         return 0
     if spec.config["how"] == "raise":
@@ -68,7 +68,7 @@ def with_loaders(spec, place, client):
 
 def garble(spec, place, client):
     """Say something that is no record, from rank 1, and wait to be ended."""
-    client.report(said(0, place.rank))
+    client.report(report_of(0, place.rank))
     if place.rank == 1:
         garbage = {
             "text": b"hello\n",
@@ -79,16 +79,16 @@ def garble(spec, place, client):
         while client._outbox.size_bytes:  # another thread may be sending it
             time.sleep(0.001)
         client._socket.sendall(garbage)
-        client.report(said(1, place.rank))
+        client.report(report_of(1, place.rank))
         time.sleep(100)
-    client.report(said(1, place.rank))
+    client.report(report_of(1, place.rank))
     client.report(FINISHED)
     return 0
 
 
 def too_long(spec, place, client):
     try:
-        client.report(said(0, **{"m" * (1 << 20): 1.0}))
+        client.report(report_of(0, **{"m" * (1 << 20): 1.0}))
     except ValueError as error:
         print(error)
         return 5
@@ -113,13 +113,13 @@ def all_reduce(spec, place, client):
 
     torch.set_num_threads(spec.execution.threads)
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
-    client.report(said(0, place.rank, threads=torch.get_num_threads(), groups=len(optimizer.param_groups)))
+    client.report(report_of(0, place.rank, threads=torch.get_num_threads(), groups=len(optimizer.param_groups)))
     meeting = f"file://{spec.out / 'meeting'}"
     dist.init_process_group("gloo", init_method=meeting, rank=place.rank, world_size=place.world)
     total = torch.tensor([10.0**place.rank])
     dist.all_reduce(total)
     dist.destroy_process_group()
-    client.report(said(1, place.rank, total=float(total)))
+    client.report(report_of(1, place.rank, total=float(total)))
     client.report(FINISHED)
     return 0
 
@@ -127,12 +127,12 @@ def all_reduce(spec, place, client):
 def flood(spec, place, client):
     """Report far more than fits into the connection."""
     for step in range(int(spec.config["count"])):
-        client.report(said(step, **{"m" * 100_000: 1.0}))
+        client.report(report_of(step, **{"m" * 100_000: 1.0}))
     client.report(FINISHED)
     return 0
 
 
 def speak_and_die(spec, place, client):
     for step in range(200):
-        client.report(said(step))
+        client.report(report_of(step))
     os.kill(os.getpid(), signal.SIGKILL)

@@ -31,7 +31,7 @@ class Service:
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    told = Service()
+    result = Service()
 
     class Metadata(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
@@ -40,8 +40,8 @@ def service() -> Iterator[Service]:
             self._say(200 if good else 400, b"secret" if good else b"")
 
         def do_GET(self) -> None:
-            allowed = all(self.headers.get(name) == value for name, value in told.needs.items())
-            answer = told.answers.get(self.path)
+            allowed = all(self.headers.get(name) == value for name, value in result.needs.items())
+            answer = result.answers.get(self.path)
             self._say(401 if not allowed else 404 if answer is None else 200, answer or b"")
 
         def _say(self, status: int, body: bytes) -> None:
@@ -53,9 +53,9 @@ def service() -> Iterator[Service]:
         def log_message(self, *_: object) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
-        told.url = f"http://127.0.0.1:{server.server_port}"
+        result.url = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield told
+        yield result
         server.shutdown()
 
 
@@ -98,9 +98,9 @@ def test_google_names_preemptions_and_maintenance_that_ends_the_machine(service:
     service.answers[f"{GOOGLE}maintenance-event"] = b"MIGRATE_ON_HOST_MAINTENANCE"  # it goes on elsewhere
     assert look_at_google(service.url, NOON) is None
     service.answers[f"{GOOGLE}maintenance-event"] = b"TERMINATE_ON_HOST_MAINTENANCE\n"
-    found = look_at_google(service.url, NOON)
-    assert found is not None
-    assert found.seconds == 60.0
+    result = look_at_google(service.url, NOON)
+    assert result is not None
+    assert result.seconds == 60.0
     service.answers[f"{GOOGLE}preempted"] = b"TRUE"
     assert look_at_google(service.url, NOON) == Notice(30.0, "Google announces a preemption")
 
@@ -122,8 +122,8 @@ def test_azure_lists_events_of_all_machines(
     azure(service)
     assert look_at_azure(service.url, NOON) is None
     service.answers[EVENTS] = event(kind, machine, before)
-    found = look_at_azure(service.url, NOON)
-    assert (found.seconds if found else None) == seconds
+    result = look_at_azure(service.url, NOON)
+    assert (result.seconds if result else None) == seconds
 
 
 @pytest.mark.parametrize(("name", "prepare"), [("aws", aws), ("google", google), ("azure", azure)])
@@ -139,10 +139,10 @@ def test_a_service_is_asked_until_it_tells(service: Service, name: str, prepare:
             EVENTS: event("Preempt", "vm-1", "Sat, 31 Jan 2026 12:00:30 GMT"),
         }
         until = time.monotonic() + 20.0
-        while (found := source.poll()) is None:
+        while (result := source.poll()) is None:
             assert time.monotonic() < until
             time.sleep(0.01)
-        assert found.why.lower().startswith(f"{name} announces")
+        assert result.why.lower().startswith(f"{name} announces")
     finally:
         source.close()
 

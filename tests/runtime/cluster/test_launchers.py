@@ -108,16 +108,16 @@ def test_room_is_told_again_after_a_start(tmp_path: Path, monkeypatch: pytest.Mo
     """The coordinator counts what it starts off what it was told: as much again is news to it."""
     spec = RunSpec(Program(tmp_path / "none.py"), tmp_path, elastic=Elastic(high=3))
     run = ElasticRun(WorkerSpec("none:none", spec, Place(), {}, str(tmp_path), []), launcher := ToyLauncher(3))
-    told: list[int] = []
-    monkeypatch.setattr(run.coordinator, "capacity", told.append)
+    results: list[int] = []
+    monkeypatch.setattr(run.coordinator, "capacity", results.append)
     monkeypatch.setattr(launcher, "start", lambda workers, needs: None)
     run.room(2)
     run.room(2)
-    assert told == [2]
+    assert results == [2]
     monkeypatch.setattr(run.coordinator, "take", lambda: [Start((0,))])
     run.process_events()
     run.room(2)
-    assert told == [2, 2]
+    assert results == [2, 2]
     run.close()
 
 

@@ -75,8 +75,8 @@ def test_an_edited_program_is_refused_and_named_and_nothing_is_written(
 def test_accepted_changes_are_told_with_the_place_where_they_begin(spec: RunSpec) -> None:
     write(spec.out, started(spec), *SAVED)
     edit(spec)
-    found = accepted_changes(replace(spec, accept_changes=True))
-    assert found == ChangesAccepted(["mine.py, line 1, in rate"], step=10, epoch=1)
+    result = accepted_changes(replace(spec, accept_changes=True))
+    assert result == ChangesAccepted(["mine.py, line 1, in rate"], step=10, epoch=1)
 
 
 def test_without_a_checkpoint_nothing_is_mixed(spec: RunSpec) -> None:
@@ -107,10 +107,10 @@ def test_workers_that_have_outlived_their_controller_are_not_taken_over_by_anoth
 
 
 def test_report_ledger_and_explain_say_from_where_on(spec: RunSpec, capsys: pytest.CaptureFixture[str]) -> None:
-    told = ChangesAccepted(["mine.py, line 1, in rate", "data: 960 samples, had 1,920"], 10, 1)
+    result = ChangesAccepted(["mine.py, line 1, in rate", "data: 960 samples, had 1,920"], 10, 1)
     steps = [StepsCompleted(0, 1, 1, epoch, 0, 640, 640, 10 * epoch + 1, 10 * epoch + 10) for epoch in (0, 1)]
     again = replace(started(spec), resumed_step=10)
-    entries = write(spec.out, started(spec), steps[0], *SAVED, again, told, steps[1])
+    entries = write(spec.out, started(spec), steps[0], *SAVED, again, result, steps[1])
     line = "from step 11 (epoch 2) on, 2023-11-14 22:13 UTC: mine.py, line 1, in rate; data: 960 samples, had 1,920"
     assert gather_changes(entries).accepted == (line,)
     assert lines(ledger(entries))[-2:] == (

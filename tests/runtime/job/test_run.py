@@ -28,35 +28,35 @@ def records(out: Path) -> list[Record]:
 
 def failure_of(spec: RunSpec, cluster: LocalCluster) -> RunFailed:
     started = time.monotonic()
-    with pytest.raises(JobFailed) as told:
+    with pytest.raises(JobFailed) as error:
         run_job(spec, cluster=cluster)
     assert time.monotonic() - started < 30.0
     assert cluster.free == cluster.capacity
-    failure = told.value.failure
+    failure = error.value.failure
     assert records(spec.out)[-1] == failure
     return failure
 
 
 def test_a_run_is_journaled_from_start_to_end(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
     seen: list[Record] = []
-    found = run_job(spec(tiny, tmp_path / "out", lr=0.1), cluster=cluster, observe=seen.append)
+    finished = run_job(spec(tiny, tmp_path / "out", lr=0.1), cluster=cluster, observe=seen.append)
     kept = records(tmp_path / "out")
     assert seen == kept
     assert isinstance(kept[0], RunStarted)
     assert (kept[0].config, kept[0].execution["workers"], kept[0].resumed_step) == ({"lr": 0.1}, 2, None)
     assert [record.step for record in kept if isinstance(record, Reported)] == [10, 20, 30]
-    assert kept[-1] == found
-    assert (found.steps, found.samples, found.workers) == (30, 600, 2)
-    assert [each.rank for each in found.worker_steps] == [0, 1], "steps of each worker"
-    assert max(each.share for each in found.worker_steps) == 1.0
-    assert all(0 < each.busy_s <= each.step_s for each in found.worker_steps)
+    assert kept[-1] == finished
+    assert (finished.steps, finished.samples, finished.workers) == (30, 600, 2)
+    assert [each.rank for each in finished.worker_steps] == [0, 1], "steps of each worker"
+    assert max(each.share for each in finished.worker_steps) == 1.0
+    assert all(0 < each.busy_s <= each.step_s for each in finished.worker_steps)
 
 
 def test_a_run_survives_a_worker_that_vanishes(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
     whole = run_job(spec(tiny, tmp_path / "whole", 1), cluster=cluster)
     marker = str(tmp_path / "done")
-    found = run_job(spec(tiny, tmp_path / "out", 3, act="killed", marker=marker, pause_s=0.01), cluster=cluster)
-    assert (found.sha256, found.steps, found.stopped) == (whole.sha256, whole.steps, "complete")
+    finished = run_job(spec(tiny, tmp_path / "out", 3, act="killed", marker=marker, pause_s=0.01), cluster=cluster)
+    assert (finished.sha256, finished.steps, finished.stopped) == (whole.sha256, whole.steps, "complete")
     kept = records(tmp_path / "out")
     (gone,) = (record for record in kept if isinstance(record, WorkerGone) and record.how == "lost")
     assert (gone.worker, gone.code) == (1, -9)
@@ -66,32 +66,32 @@ def test_a_run_survives_a_worker_that_vanishes(cluster: LocalCluster, tmp_path: 
 
 
 def test_a_program_that_ends_its_worker_ends_the_run(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
-    found = failure_of(spec(tiny, tmp_path / "out", 3, act="leaves", pause_s=0.01), cluster)
-    assert (found.reason, found.rank, found.exit_code) == ("exception", 1, 7)
-    assert "exit code 7 (os._exit" in found.detail
+    failure = failure_of(spec(tiny, tmp_path / "out", 3, act="leaves", pause_s=0.01), cluster)
+    assert (failure.reason, failure.rank, failure.exit_code) == ("exception", 1, 7)
+    assert "exit code 7 (os._exit" in failure.detail
     assert not [record for record in records(tmp_path / "out") if isinstance(record, WorkerGone)]
 
 
 def test_what_kills_every_worker_ends_the_run(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
     deadly = spec(tiny, tmp_path / "out", 1, act="killed", misbehaving_rank=0)
-    found = failure_of(replace(deadly, elastic=Elastic(most_losses=2)), cluster)
-    assert (found.reason, found.exit_code) == ("worker_lost", -9)
-    assert "was ended by signal 9" in found.detail
+    failure = failure_of(replace(deadly, elastic=Elastic(most_losses=2)), cluster)
+    assert (failure.reason, failure.exit_code) == ("worker_lost", -9)
+    assert "was ended by signal 9" in failure.detail
     assert any(isinstance(record, WorkerGone) for record in records(tmp_path / "out"))
 
 
 def test_an_exception_tells_its_line_and_log(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
-    found = failure_of(spec(tiny, tmp_path / "out", 3, act="raises"), cluster)
+    failure = failure_of(spec(tiny, tmp_path / "out", 3, act="raises"), cluster)
     line = next(i for i, t in enumerate(tiny.path.read_text().splitlines(), 1) if "raise ArithmeticError" in t)
-    assert (found.reason, found.rank, found.exit_code) == ("exception", 1, 1)
-    assert found.detail == f"ArithmeticError: this worker cannot go on (tiny.py:{line})"
-    assert "the last words of the log" in found.log
-    assert found.log.rstrip().endswith("ArithmeticError: this worker cannot go on")
+    assert (failure.reason, failure.rank, failure.exit_code) == ("exception", 1, 1)
+    assert failure.detail == f"ArithmeticError: this worker cannot go on (tiny.py:{line})"
+    assert "the last words of the log" in failure.log
+    assert failure.log.rstrip().endswith("ArithmeticError: this worker cannot go on")
 
 
 def test_an_exception_that_reads_like_a_lost_connection(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
-    found = failure_of(spec(tiny, tmp_path / "out", act="could not restore"), cluster)
-    assert (found.reason, found.rank) == ("exception", 1)
+    failure = failure_of(spec(tiny, tmp_path / "out", act="could not restore"), cluster)
+    assert (failure.reason, failure.rank) == ("exception", 1)
 
 
 def test_divergence_and_memory_have_their_reasons(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:

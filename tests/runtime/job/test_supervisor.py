@@ -34,9 +34,9 @@ class ScriptedHandle(Handle):
         self.stops = self.kills = 0
 
     def poll(self) -> list[Event]:
-        found, self.events = self.events, []
-        self.left -= {event.rank for event in found if isinstance(event, Exited)}
-        return found
+        result, self.events = self.events, []
+        self.left -= {event.rank for event in result if isinstance(event, Exited)}
+        return result
 
     @property
     def alive(self) -> int:
@@ -232,7 +232,7 @@ def test_ending_a_job_says_why() -> None:
 def test_records_are_handed_on_in_order() -> None:
     handle = ScriptedHandle(1)
     watched = JobSupervisor(handle, clock=StandingClock())
-    told = [Reported(0, step, 0, 0.0, {}) for step in range(3)]
-    handle.events = [Message(0, record) for record in told] + [Message(0, FINISHED)]
-    assert watched.pump() == told
+    results = [Reported(0, step, 0, 0.0, {}) for step in range(3)]
+    handle.events = [Message(0, record) for record in results] + [Message(0, FINISHED)]
+    assert watched.pump() == results
     assert watched.outcome is None

@@ -45,10 +45,10 @@ class Once(Policy):
 
 
 def begin(out: Path, *policies: str, monitors: tuple[str, ...] = (), **spec: Any) -> tuple[Session, list[Record]]:
-    told: list[Record] = []
+    results: list[Record] = []
     spec.setdefault("adapt", Adapt(policies, monitors))
-    session = lone_session(out, send=told.append, policies={"Once": Once}, **spec)
-    return session, told
+    session = lone_session(out, send=results.append, policies={"Once": Once}, **spec)
+    return session, results
 
 
 def train(
@@ -91,10 +91,10 @@ def train(
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 def test_batch_and_rate_change_after_the_step_that_carried_the_decision(tmp_path: Path, mode: Any) -> None:
-    session, told = begin(tmp_path, "Once:batch=50", execution=ExecutionSettings(mode=mode, num_slots=4))
+    session, result = begin(tmp_path, "Once:batch=50", execution=ExecutionSettings(mode=mode, num_slots=4))
     steps = train(session)
     assert steps[:6] == [(20, 0.1)] * 4 + [(50, 0.25)] * 2
-    (decided,) = (r for r in told if isinstance(r, Decided))
+    (decided,) = (r for r in result if isinstance(r, Decided))
     assert (decided.policy, decided.step, decided.outcome) == ("Once", 4, "applied")
     assert (decided.cause.step, decided.cause.batch_size, decided.cause.lr) == (3, 20, 0.1)
     assert {"loss"} <= set(decided.cause.signals)
@@ -103,33 +103,33 @@ def test_batch_and_rate_change_after_the_step_that_carried_the_decision(tmp_path
 
 def test_a_micro_batch_changes_nothing_but_the_passes(tmp_path: Path) -> None:
     plain, _ = begin(tmp_path / "a", execution=ExecutionSettings(mode="fast", num_slots=4))
-    changed, told = begin(tmp_path / "b", "Once:micro=7", execution=ExecutionSettings(mode="fast", num_slots=4))
+    changed, result = begin(tmp_path / "b", "Once:micro=7", execution=ExecutionSettings(mode="fast", num_slots=4))
     assert train(plain) == train(changed)
-    assert [r.outcome for r in told if isinstance(r, Decided)] == ["applied"]
+    assert [r.outcome for r in result if isinstance(r, Decided)] == ["applied"]
 
 
 def test_lbfgs_decides_once_a_step(tmp_path: Path) -> None:
-    session, told = begin(tmp_path, "Once:lr=0.05", execution=ExecutionSettings(mode="fast", num_slots=4))
+    session, result = begin(tmp_path, "Once:lr=0.05", execution=ExecutionSettings(mode="fast", num_slots=4))
     steps = train(session, optimizer=torch.optim.LBFGS)
     assert [rate for _, rate in steps[:5]] == [0.1] * 4 + [0.05]
-    assert [r.outcome for r in told if isinstance(r, Decided)] == ["applied"]
+    assert [r.outcome for r in result if isinstance(r, Decided)] == ["applied"]
 
 
 def test_lbfgs_refuses_a_micro_batch(tmp_path: Path) -> None:
-    session, told = begin(tmp_path, "Once:micro=5", execution=ExecutionSettings(mode="fast", num_slots=4))
+    session, result = begin(tmp_path, "Once:micro=5", execution=ExecutionSettings(mode="fast", num_slots=4))
     # More iterations on one batch of random labels make the loss explode, and that ends a run.
     train(session, optimizer=partial(torch.optim.LBFGS, max_iter=2))
-    assert [r.outcome for r in told if isinstance(r, Decided)] == ["refused"]
+    assert [r.outcome for r in result if isinstance(r, Decided)] == ["refused"]
 
 
 @pytest.mark.parametrize("batch", [150, 180])
 def test_a_batch_that_outgrows_the_epoch_leaves_an_honest_ledger(tmp_path: Path, batch: int) -> None:
     """Of 200 samples, 80 are used when the batch becomes more than what is left."""
-    session, told = begin(tmp_path, f"Once:batch={batch}")
+    session, outcome = begin(tmp_path, f"Once:batch={batch}")
     steps = train(session, drop_last=True)
     assert [size for size, _ in steps] == [20] * 4 + [batch]
-    found = ledger(Entry(float(i), record) for i, record in enumerate(told))
-    assert [(seen.length, seen.once, seen.missed) for seen in found.epochs] == [(80, 80, ()), (batch, batch, ())]
+    result = ledger(Entry(float(i), record) for i, record in enumerate(outcome))
+    assert [(seen.length, seen.once, seen.missed) for seen in result.epochs] == [(80, 80, ()), (batch, batch, ())]
 
 
 def test_curvature_of_fewer_samples_than_slots(tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_adams_own_noise_scale_needs_adam(tmp_path: Path) -> None:
 
 
 def test_the_end_is_measured(tmp_path: Path) -> None:
-    session, told = begin(tmp_path, monitors=("loss",))
+    session, result = begin(tmp_path, monitors=("loss",))
     train(session)
-    newest = [r for r in told if isinstance(r, Measured)][-1]
+    newest = [r for r in result if isinstance(r, Measured)][-1]
     assert (newest.step, newest.samples) == (20, 2 * SAMPLES)
 
 
@@ -198,6 +198,6 @@ def test_more_workers_than_votes_add_up_for(tmp_path: Path) -> None:
 
 
 def test_nothing_failed_in_all_this(tmp_path: Path) -> None:
-    session, told = begin(tmp_path, "Once:batch=40")
+    session, result = begin(tmp_path, "Once:batch=40")
     train(session)
-    assert not [r for r in told if isinstance(r, PolicyFailed)]
+    assert not [r for r in result if isinstance(r, PolicyFailed)]

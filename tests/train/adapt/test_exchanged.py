@@ -6,9 +6,9 @@ from elastune.train.adaptation.adapter import LEARNERS_DISTANCE, MIX_STALENESS, 
 
 
 def step(counts: ExchangeStatistics, so_far: int, steps: int = 1, *, contributed: bool = True) -> float:
-    told = counts.since(so_far)
-    counts.reduced(told, steps, None, contributed=contributed)
-    return told
+    result = counts.since(so_far)
+    counts.reduced(result, steps, None, contributed=contributed)
+    return result
 
 
 def test_bytes_belong_to_the_steps_they_were_sent_for() -> None:
@@ -35,7 +35,7 @@ def test_what_did_not_travel_is_told_again() -> None:
 def test_the_newest_rounds_distance_and_staleness() -> None:
     counts = ExchangeStatistics()
     counts.reduced(0.0, 8, 0.25, 1.5, contributed=True)
-    told = counts.signals()
-    assert (told[LEARNERS_DISTANCE], told[MIX_STALENESS]) == ((0.25, None), (1.5, None))
+    measured = counts.signals()
+    assert (measured[LEARNERS_DISTANCE], measured[MIX_STALENESS]) == ((0.25, None), (1.5, None))
     counts.reduced(0.0, 1, None, contributed=True)
     assert not {LEARNERS_DISTANCE, MIX_STALENESS} & counts.signals().keys(), "all-reduce has one learner"

@@ -35,15 +35,15 @@ SHAPE = (6, 8)
 
 def stretches_of(tensor_shape: tuple[int, ...], dim: int, blocks: int, parts: int) -> list[FlatRange]:
     """The shape cut into ``blocks`` boxes along ``dim``, each cut flat into ``parts`` stretches."""
-    found = []
+    results = []
     for block in range(blocks):
         edges = [(0, size) for size in tensor_shape]
         edges[dim] = (tensor_shape[dim] * block // blocks, tensor_shape[dim] * (block + 1) // blocks)
         box: Box = tuple(edges)
         size = whole_range([b - a for a, b in box]).size
         cuts = [size * part // parts for part in range(parts + 1)]
-        found += [FlatRange(box, a, b) for a, b in itertools.pairwise(cuts)]
-    return found
+        results += [FlatRange(box, a, b) for a, b in itertools.pairwise(cuts)]
+    return results
 
 
 def scattered(tensor: torch.Tensor, own: list[FlatRange]) -> PartialTensor:
@@ -62,10 +62,10 @@ def test_any_cut_is_read_from_any_other(
     with tempfile.TemporaryDirectory() as place:
         folder, names = Path(place), [file_name(i, writers) for i in range(writers)]
         if written is None:
-            told = [write(folder, names[0], {"w": tensor})]
+            results = [write(folder, names[0], {"w": tensor})]
         else:
             pieces = stretches_of(SHAPE, *written)
-            told = [
+            results = [
                 write(
                     folder,
                     name,
@@ -73,7 +73,7 @@ def test_any_cut_is_read_from_any_other(
                 )
                 for name, own in ((name, pieces[i::writers]) for i, name in enumerate(names))
             ]
-        shelf = TensorStore(folder, [each.name for each in told], merged([each.index for each in told]))
+        shelf = TensorStore(folder, [each.name for each in results], merged([each.index for each in results]))
         assert torch.equal(whole(shelf["w"]), tensor)
         for stretch in stretches_of(SHAPE, *wanted):
             assert torch.equal(shelf["w"].read(stretch), elements(tensor, stretch))
@@ -92,7 +92,7 @@ def test_what_is_missing_or_there_twice_is_no_checkpoint() -> None:
 def shares_of_three(at: Path, step: int) -> list[Contribution]:
     """Three writers' shares of a vector that tells its step; the scalar is written by the last one."""
     vector = torch.arange(10.0) + step
-    found = []
+    results = []
     for i, stretch in enumerate(stretches_of((10,), 0, 1, 3)):
         pieces = ((stretch, elements(vector, stretch)),)
         scattered = [PartialTensor(name, (10,), torch.float32, pieces) for name in ("w", "w:m")]
@@ -102,8 +102,8 @@ def shares_of_three(at: Path, step: int) -> list[Contribution]:
             states |= {"progress": {"seconds": 1.0}}
         if i == 2:
             states["optimizer"]["state"]["w"]["step"] = torch.tensor(float(step))  # type: ignore[assignment]
-        found.append(Contribution.of(json.loads(json.dumps(contribute(at, states, i, 3).tree))))
-    return found
+        results.append(Contribution.of(json.loads(json.dumps(contribute(at, states, i, 3).tree))))
+    return results
 
 
 def published(folder: Path, step: int) -> Path:
@@ -114,10 +114,10 @@ def published(folder: Path, step: int) -> Path:
 def test_shares_become_one_checkpoint(tmp_path: Path) -> None:
     path = published(tmp_path, 3)
     assert sorted(file.name for file in path.iterdir()) == ["state.json", *(file_name(i, 3) for i in range(3))]
-    found = load(path)
-    assert torch.equal(found.states["model"]["w"], torch.arange(10.0) + 3)
-    assert torch.equal(found.states["model"]["tied"], torch.arange(10.0) + 3)
-    assert found.states["optimizer"]["state"]["w"]["step"] == 3
+    loaded = load(path)
+    assert torch.equal(loaded.states["model"]["w"], torch.arange(10.0) + 3)
+    assert torch.equal(loaded.states["model"]["tied"], torch.arange(10.0) + 3)
+    assert loaded.states["optimizer"]["state"]["w"]["step"] == 3
     late = load(path, whole_parts=False).states["optimizer"]["state"]["w"]["m"]
     assert torch.equal(late.read(FlatRange(((0, 10),), 2, 9)), torch.arange(2.0, 9.0) + 3)
 

@@ -34,7 +34,7 @@ def test_nothing_is_made_in_what_has_taken_its_place(
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    home, calls = OutFolder.found(out), 0
+    home, calls = OutFolder.at(out), 0
 
     def later(inner: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -66,7 +66,7 @@ def test_nothing_is_made_in_what_has_taken_its_place(
 def test_a_share_of_a_checkpoint_is_written_into_the_folder_that_was_found(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    home = OutFolder.found(out)
+    home = OutFolder.at(out)
     at = draft(out / "checkpoints", "1")
     contribute(at, {"model": {"w": torch.zeros(2)}}, make=home.make)
     assert [file.name for file in at.iterdir()] == ["tensors.safetensors"]
@@ -77,7 +77,7 @@ def test_a_share_of_a_checkpoint_is_written_into_the_folder_that_was_found(tmp_p
 
 
 def test_a_folder_that_was_not_there_yet_is_made(tmp_path: Path) -> None:
-    home = OutFolder.found(tmp_path / "out")
+    home = OutFolder.at(tmp_path / "out")
     home.make(tmp_path / "out" / "checkpoints")
     home.check()
     assert (tmp_path / "out" / "checkpoints").is_dir()

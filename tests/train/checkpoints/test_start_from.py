@@ -48,25 +48,25 @@ def source(tmp_path: Path) -> Path:
 def test_what_fits_is_taken_and_the_rest_is_told(source: Path) -> None:
     model = net(classes=5)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    told = start_from(model, StartFrom(source))
-    assert (told.taken, told.unused) == (7, 2)
-    assert told.fresh == {
+    report_of_start = start_from(model, StartFrom(source))
+    assert (report_of_start.taken, report_of_start.unused) == (7, 2)
+    assert report_of_start.fresh == {
         "head.weight": "of shape [5, 4], [3, 4] there",
         "head.bias": "of shape [5], [3] there",
     }
-    with weights_in(source) as (found, digest):
-        assert told.sha256 == digest
+    with weights_in(source) as (result, digest):
+        assert report_of_start.sha256 == digest
         for name, tensor in model.state_dict().items():
-            assert torch.equal(tensor, before[name] if name in told.fresh else found[name])
+            assert torch.equal(tensor, before[name] if name in report_of_start.fresh else result[name])
 
 
 def test_names_may_differ_and_be_left_out(source: Path) -> None:
     model = nn.ModuleDict({"encoder": net()["body"], "head": nn.Linear(4, 3)})
     asked = StartFrom(source, parse_renames(("body.=encoder.",)), ("head.*", "*.running_*"))
-    told = start_from(model, asked)
-    assert told.taken == 5
-    assert set(told.fresh) == {"head.weight", "head.bias", "encoder.1.running_mean", "encoder.1.running_var"}
-    assert set(told.fresh.values()) == {"asked for"}
+    report_of_start = start_from(model, asked)
+    assert report_of_start.taken == 5
+    assert set(report_of_start.fresh) == {"head.weight", "head.bias", "encoder.1.running_mean", "encoder.1.running_var"}
+    assert set(report_of_start.fresh.values()) == {"asked for"}
     assert StartFrom.from_json(asked.to_json()) == asked
 
 
@@ -97,8 +97,8 @@ def test_rubbish_is_no_source(source: Path, tmp_path: Path) -> None:
 def test_a_session_tells_what_it_took(source: Path, tmp_path: Path) -> None:
     sent: list[Record] = []
     session, model = lone_session(tmp_path / "out", send=sent.append), net()
-    told = session.start_from(model, source, fresh=["head.*"])
-    assert [replace(one, begins="") for one in sent if isinstance(one, StartedFrom)] == [told]
+    report_of_start = session.start_from(model, source, fresh=["head.*"])
+    assert [replace(one, begins="") for one in sent if isinstance(one, StartedFrom)] == [report_of_start]
     model, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(UserError, match=r"before session\.prepare"):
         session.start_from(model, source)
@@ -118,8 +118,8 @@ def test_every_worker_begins_with_what_a_run_has_learnt(cluster: LocalCluster, t
         start_from=StartFrom(parent),
     )
     run_job(begins, cluster=cluster)
-    told = [e.record for e in read(child / JOURNAL) if isinstance(e.record, StartedFrom)]
-    assert [(r.source, r.taken, r.fresh, r.unused) for r in told] == [(str(parent), 4, {}, 0)]
+    results = [e.record for e in read(child / JOURNAL) if isinstance(e.record, StartedFrom)]
+    assert [(r.source, r.taken, r.fresh, r.unused) for r in results] == [(str(parent), 4, {}, 0)]
     with weights_in(parent) as (theirs, _), weights_in(child) as (ours, _):
         assert theirs.keys() == ours.keys()
         for name in theirs:
@@ -145,8 +145,8 @@ def test_a_program_that_takes_weights_goes_on_without_their_source(cluster: Loca
     trained("child", epochs=1)
     parent.rename(tmp_path / "elsewhere")
     assert trained("child", epochs=3, resume=True) == whole_run
-    told = [e.record for e in read(tmp_path / "child" / JOURNAL) if isinstance(e.record, StartedFrom)]
-    assert [(r.taken, r.fresh) for r in told] == [(2, {"2.weight": "asked for", "2.bias": "asked for"})]
+    results = [e.record for e in read(tmp_path / "child" / JOURNAL) if isinstance(e.record, StartedFrom)]
+    assert [(r.taken, r.fresh) for r in results] == [(2, {"2.weight": "asked for", "2.bias": "asked for"})]
     with pytest.raises(JobFailed, match="weights come from"):
         trained("new", epochs=1)
 
@@ -172,9 +172,9 @@ def test_who_joins_reads_no_source(cluster: LocalCluster, tmp_path: Path) -> Non
 
 
 def test_a_note_that_is_damaged_or_missing_tells_nothing(tmp_path: Path) -> None:
-    told = StartedFrom("elsewhere", "0" * 64, 2, {"head": "asked for"})
-    note_beginning(OutFolder.found(tmp_path), [told])
-    assert noted_beginning(tmp_path) == [told]
+    result = StartedFrom("elsewhere", "0" * 64, 2, {"head": "asked for"})
+    note_beginning(OutFolder.at(tmp_path), [result])
+    assert noted_beginning(tmp_path) == [result]
     for text in ("", "[", "{}", "[1]", '[{"source": 1}]', "[" * 100_000):
         (tmp_path / FILE).write_text(text)
         assert noted_beginning(tmp_path) == []
@@ -196,11 +196,11 @@ def test_groups_train_at_rates_of_their_own(cluster: LocalCluster, tmp_path: Pat
     start_from(plain, StartFrom(parent, fresh=("2.*",)))
     x, y = points(200, seed=0).tensors
     torch.nn.functional.cross_entropy(plain(x), y).backward()
-    with torch.no_grad(), weights_in(tmp_path / "child") as (found, _):
+    with torch.no_grad(), weights_in(tmp_path / "child") as (result, _):
         for name, p in plain.named_parameters():
             stepped = p - (0.5 if name.startswith("2.") else 0.05) * p.grad
-            assert torch.allclose(whole(found[name]), stepped, atol=1e-6), name
-            assert not torch.allclose(whole(found[name]), p, atol=1e-4), name
+            assert torch.allclose(whole(result[name]), stepped, atol=1e-6), name
+            assert not torch.allclose(whole(result[name]), p, atol=1e-4), name
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ def test_wrong_options_are_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], command_here: Callable[..., Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = command_here("run", str(ASSETS), "--out", "out", *options)
-    assert said.line
+    result = command_here("run", str(ASSETS), "--out", "out", *options)
+    assert result.line
     assert not Path("out").exists()
 
 
@@ -227,12 +227,12 @@ def test_the_command_line_says_what_was_taken(
 ) -> None:
     parent = tmp_path / "parent"
     run_job(RunSpec(Program(ASSETS), parent), cluster=cluster)
-    said = command_here(
+    result = command_here(
         "run", str(ASSETS), "--out", str(tmp_path / "out"), "--start-from", str(parent), "--fresh", "2.*"
     )
-    assert said.code == 0
-    assert "begins with 2 tensors of" in said.err
-    assert "fresh: 2.weight (asked for)" in said.err
+    assert result.code == 0
+    assert "begins with 2 tensors of" in result.err
+    assert "fresh: 2.weight (asked for)" in result.err
     study = ("tune", str(ASSETS), "--out", str(tmp_path / "study"), "--trials", "1")
     assert command_here(*study, "--start-from", str(parent)).code == 0
     assert "the weights it was begun with" in command_here(*study, "--resume").line
@@ -242,9 +242,9 @@ def test_the_command_line_says_what_was_taken(
 
 def test_a_source_that_has_changed_since_is_refused(source: Path) -> None:
     """Else trials of one study would begin with different weights, and a soup of them be thought to have one root."""
-    told = start_from(net(), StartFrom(source))
-    begun = StartFrom.from_json(StartFrom(source, sha256=told.sha256).to_json())
-    assert start_from(net(), begun).taken == told.taken
+    report_of_start = start_from(net(), StartFrom(source))
+    begun = StartFrom.from_json(StartFrom(source, sha256=report_of_start.sha256).to_json())
+    assert start_from(net(), begun).taken == report_of_start.taken
     save_file(net().state_dict(), source)
     with pytest.raises(UserError, match="others in .* since"):
         start_from(net(), begun)

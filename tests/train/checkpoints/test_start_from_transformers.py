@@ -33,14 +33,16 @@ def test_a_classifier_takes_the_body_and_begins_its_head(pretrained: Path, tmp_p
     sent: list[Record] = []
     session, model = lone_session(tmp_path, send=sent.append), GPT2ForSequenceClassification(GPT2Config(**SMALL))
     head = model.score.weight.detach().clone()
-    told = session.start_from(model, pretrained)
-    assert told.fresh == {"score.weight": "not in the source"}
-    assert [record.fresh for record in sent if isinstance(record, StartedFrom)] == [told.fresh]
+    report_of_start = session.start_from(model, pretrained)
+    assert report_of_start.fresh == {"score.weight": "not in the source"}
+    assert [record.fresh for record in sent if isinstance(record, StartedFrom)] == [report_of_start.fresh]
     source, own = load_file(pretrained), model.state_dict()
     assert set(own) - {"score.weight"} <= set(source)
     assert all(torch.equal(own[name], source[name]) for name in own if name != "score.weight")
     assert torch.equal(model.score.weight, head)
-    groups = [{"params": [p], "lr": 0.1 if name in told.fresh else 0.01} for name, p in model.named_parameters()]
+    groups = [
+        {"params": [p], "lr": 0.1 if name in report_of_start.fresh else 0.01} for name, p in model.named_parameters()
+    ]
     model, optimizer = session.prepare(model, torch.optim.SGD(groups))
     for _ in session.epochs(1):
         data = torch.utils.data.TensorDataset(torch.randint(1, 11, (8, 5)), torch.randint(2, (8,)))
@@ -59,12 +61,12 @@ def test_a_tied_head_is_taken_with_what_it_is_tied_to(pretrained: Path, tmp_path
     assert lone_session(tmp_path / "one").start_from(model, pretrained).fresh == {}
     with pytest.raises(UserError, match="tied to what is taken"):
         lone_session(tmp_path / "two").start_from(model, pretrained, fresh=["lm_head.*"])
-    told = lone_session(tmp_path / "three").start_from(model, pretrained, fresh=["lm_head.*", "transformer.wte.*"])
-    assert set(told.fresh) == {"lm_head.weight", "transformer.wte.weight"}
+    result = lone_session(tmp_path / "three").start_from(model, pretrained, fresh=["lm_head.*", "transformer.wte.*"])
+    assert set(result.fresh) == {"lm_head.weight", "transformer.wte.weight"}
 
 
 def test_names_of_a_bare_body_get_a_beginning(pretrained: Path, tmp_path: Path) -> None:
     from transformers import GPT2Config, GPT2Model
 
-    told = lone_session(tmp_path).start_from(GPT2Model(GPT2Config(**SMALL)), pretrained, rename={"transformer.": ""})
-    assert told.fresh == {}
+    result = lone_session(tmp_path).start_from(GPT2Model(GPT2Config(**SMALL)), pretrained, rename={"transformer.": ""})
+    assert result.fresh == {}

@@ -80,9 +80,9 @@ def order(data: Any, seed: int = 0, epoch: int = 0, **options: Any) -> list[int]
 def test_the_order_of_a_loader_is_taken_over(loader: DataLoader[Any], shuffle: bool, sampled: bool) -> None:
     asked = data_request(loader, None)
     assert (asked.batch_size, asked.shuffle, asked.sampler is not None) == (8, shuffle, sampled)
-    found = order(loader, batch_size=None)
-    assert len(found) == len(loader.sampler) * (2 if isinstance(loader.sampler, DistributedSampler) else 1)
-    assert (found == list(range(20))) is (not shuffle)
+    result = order(loader, batch_size=None)
+    assert len(result) == len(loader.sampler) * (2 if isinstance(loader.sampler, DistributedSampler) else 1)
+    assert (result == list(range(20))) is (not shuffle)
 
 
 def test_other_options_of_a_loader_are_taken_over() -> None:
@@ -177,15 +177,15 @@ def test_batches_of_a_batch_sampler_keep_their_sizes() -> None:
     source = asked.source(3)(0)
     parts = list(source.batches(0, 7))
     assert sorted(map(len, parts)) == [6, 7, 7]
-    found = [[int(x) for x in batch[:, 0]] for batch, _ in source.fetch(iter(parts))]
-    assert all(len({x % 3 for x in batch}) == 1 for batch in found)
-    assert sorted(x for batch in found for x in batch) == list(range(20))
+    results = [[int(x) for x in batch[:, 0]] for batch, _ in source.fetch(iter(parts))]
+    assert all(len({x % 3 for x in batch}) == 1 for batch in results)
+    assert sorted(x for batch in results for x in batch) == list(range(20))
     torch.manual_seed(2)
     again = asked.source(3)(0)
     assert list(again.batches(parts[0].stop, 7)) == parts[1:]
-    assert [[int(x) for x in batch[:, 0]] for batch, _ in again.fetch(iter(parts))] == found
+    assert [[int(x) for x in batch[:, 0]] for batch, _ in again.fetch(iter(parts))] == results
     others = [asked.source(*at[:1])(at[1]) for at in ((3, 1), (4, 0))]
-    assert found not in [[[int(x) for x in b[:, 0]] for b, _ in o.fetch(o.batches(0, 7))] for o in others]
+    assert results not in [[[int(x) for x in b[:, 0]] for b, _ in o.fetch(o.batches(0, 7))] for o in others]
     with pytest.raises(UserError, match="its own sizes .got batches of 14"):
         next(source.batches(0, 14))
     assert len(asked.to_evaluate(3)) == 20

@@ -42,11 +42,11 @@ def images(seed: int = 0, count: int = 100, classes: int = 10) -> TensorDataset:
 
 
 def test_a_data_set_is_known_by_its_contents_shapes_and_classes() -> None:
-    found = data_context(images())
-    assert found == data_context(images())
-    assert (found.samples, found.sample, found.classes) == (100, "float32[1, 8, 8], int64[]", 10)
-    assert found.largest_class == pytest.approx(0.1)
-    assert len(found.digest) == 16
+    result = data_context(images())
+    assert result == data_context(images())
+    assert (result.samples, result.sample, result.classes) == (100, "float32[1, 8, 8], int64[]", 10)
+    assert result.largest_class == pytest.approx(0.1)
+    assert len(result.digest) == 16
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ KINDS: list[Any] = [
 
 @pytest.mark.parametrize("sample", KINDS, ids=str)
 def test_samples_may_be_of_any_kind(sample: Any) -> None:
-    found = data_context(Listed([sample] * 5))
-    assert found.digest
-    assert found == data_context(Listed([sample] * 5))
-    assert found.digest != data_context(Listed([[sample, 1]] * 5)).digest
-    assert found.digest != data_context(Listed([sample] * 6)).digest
+    result = data_context(Listed([sample] * 5))
+    assert result.digest
+    assert result == data_context(Listed([sample] * 5))
+    assert result.digest != data_context(Listed([[sample, 1]] * 5)).digest
+    assert result.digest != data_context(Listed([sample] * 6)).digest
 
 
 def test_classes_are_seen_in_targets_and_through_subsets() -> None:

@@ -19,9 +19,9 @@ class Named(list[Any]):
 def test_a_batch_keeps_its_structure() -> None:
     x, device = torch.ones(2), torch.device("meta")
     given = [x, "word", Named([x, 3]), (x, b"bytes"), Pair(x, None), {"x": [x]}]
-    found = to_device(given, device)
-    assert [type(each) for each in found] == [torch.Tensor, str, Named, tuple, Pair, dict]
-    moved = [found[0], found[2][0], found[3][0], found[4].x, found[5]["x"][0]]
+    result = to_device(given, device)
+    assert [type(each) for each in result] == [torch.Tensor, str, Named, tuple, Pair, dict]
+    moved = [result[0], result[2][0], result[3][0], result[4].x, result[5]["x"][0]]
     assert all(each.device == device for each in moved)
-    assert (found[1], found[2][1], found[3][1], found[4].y) == ("word", 3, b"bytes", None)
+    assert (result[1], result[2][1], result[3][1], result[4].y) == ("word", 3, b"bytes", None)
     assert to_device(given, x.device)[0] is x

@@ -31,9 +31,9 @@ def test_the_ledger_takes_what_a_checkpoint_tells() -> None:
     """The controller before had written nothing down, and the run went on after the second epoch."""
     started = RunStarted("program.py", {}, 0, {}, resumed_step=5)
     trail = trail_of(40, 40, 20, 50, 50)
-    told = ledger(Entry(0.0, record) for record in [started, *records_of(trail)])
-    assert told.exact
-    assert [seen.once for seen in told.epochs] == [100, 100]
+    result = ledger(Entry(0.0, record) for record in [started, *records_of(trail)])
+    assert result.exact
+    assert [seen.once for seen in result.epochs] == [100, 100]
     missing = ledger(Entry(0.0, record) for record in [started, *records_of(trail[1:])])
     assert not missing.exact
 
@@ -55,9 +55,9 @@ def test_what_was_left_out_outlives_the_controller() -> None:
         (1, [(60, 65)]),
     ]
     started = RunStarted("program.py", {}, 0, {}, resumed_step=4)
-    told = ledger(Entry(0.0, record) for record in [started, *records_of(trail)])
-    assert told.exact
-    assert [seen.left_out for seen in told.epochs] == [12, 0]
+    result = ledger(Entry(0.0, record) for record in [started, *records_of(trail)])
+    assert result.exact
+    assert [seen.left_out for seen in result.epochs] == [12, 0]
     assert (first.first_step, second.first_step) == (1, 4)
 
 

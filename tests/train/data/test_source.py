@@ -110,9 +110,9 @@ def test_a_run_tells_its_steps_and_again_when_its_batch_changes(tmp_path: Path) 
             optimizer.zero_grad()
             if (epoch, session.step) == (1, 5):
                 session.change(batch_size=6)
-    told = [record.steps for record in sent if isinstance(record, StepsPlanned)]
-    assert told[0] == 12
-    assert told[-1] == session.step > 12
+    results = [record.steps for record in sent if isinstance(record, StepsPlanned)]
+    assert results[0] == 12
+    assert results[-1] == session.step > 12
 
 
 def test_rounds_that_are_longer_than_a_pass_are_told_and_those_longer_than_training_refused() -> None:
@@ -146,9 +146,9 @@ def test_changes_of_strategy_that_never_come_are_told_once(tmp_path: Path) -> No
     planned = PlannedSteps(sent.append, schedule)
 
     def told() -> list[Any]:
-        found = [record for record in sent if isinstance(record, SyncChangesUnreached)]
+        results = [record for record in sent if isinstance(record, SyncChangesUnreached)]
         sent.clear()
-        return found
+        return results
 
     planned.report(map_style(50), Position(), 12, 2, SyncPlan())
     assert told() == [SyncChangesUnreached("10=allreduce; 40=allreduce", 10)]
@@ -193,8 +193,8 @@ def test_changes_that_never_came_are_told_where_a_run_ends_for_good(tmp_path: Pa
             if end == "program":
                 session.stop("enough")
     session.finish()
-    told = [record for record in sent if isinstance(record, SyncChangesUnreached)]
-    assert told == ([SyncChangesUnreached("7=parameter_server", 2)] if end == "program" else [])
+    results = [record for record in sent if isinstance(record, SyncChangesUnreached)]
+    assert results == ([SyncChangesUnreached("7=parameter_server", 2)] if end == "program" else [])
     assert session.step == {"complete": 8, "program": 2, "requested": 3}[end]
 
 
@@ -219,9 +219,9 @@ def test_a_stream_trains_stops_and_goes_on(tmp_path: Path) -> None:
 
     whole, _ = run(tmp_path / "whole", 9)
     run(tmp_path / "parts", 4)
-    parts, told = run(tmp_path / "parts", 9)
+    parts, result = run(tmp_path / "parts", 9)
     assert torch.equal(parts, whole)
-    assert [(r.start, r.stop, r.first_step, r.last_step) for r in told] == [(64, 144, 5, 9)]
+    assert [(r.start, r.stop, r.first_step, r.last_step) for r in result] == [(64, 144, 5, 9)]
 
 
 def test_checksums_tell_samples_apart_and_add_up() -> None:
@@ -245,7 +245,7 @@ def test_whole_batches_are_the_rows_of_any_tensors() -> None:
     source = MapStyleSource(TensorDataset(*tensors), 3, 0, shuffle=True, drop_last=False, loading=LoaderOptions())
     (batch,) = source.fetch(iter([range(2, 7)]))
     places = source._order[2:7]
-    for found, tensor in zip(batch, tensors, strict=True):
-        assert torch.equal(found, tensor[places])
-        assert found.stride() == tensor[places].stride()
-        assert found.data_ptr() != tensor.data_ptr()
+    for result, tensor in zip(batch, tensors, strict=True):
+        assert torch.equal(result, tensor[places])
+        assert result.stride() == tensor[places].stride()
+        assert result.data_ptr() != tensor.data_ptr()

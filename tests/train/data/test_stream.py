@@ -40,9 +40,9 @@ class Unseeded(Stream):
 
 
 def source(stream: Any, **options: Any) -> StreamSource:
-    found = data_request(stream, 4, **options).source(1)(2)
-    assert isinstance(found, StreamSource)
-    return found
+    result = data_request(stream, 4, **options).source(1)(2)
+    assert isinstance(result, StreamSource)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_whoever_reads_a_place_reads_the_same() -> None:
     torch.manual_seed(5)
     following = torch.rand(1)
     torch.manual_seed(5)
-    found = list(one.fetch(iter(parts)))
+    results = list(one.fetch(iter(parts)))
     assert torch.equal(torch.rand(1), following), "reading shows in no stream of the program's"
-    assert torch.equal(torch.cat(found)[:, 0], torch.arange(20.0))
+    assert torch.equal(torch.cat(results)[:, 0], torch.arange(20.0))
     torch.manual_seed(6)
     late = list(other.batches(12, 4))
     assert late == parts[3:]
-    for mine, theirs in zip(other.fetch(iter(late)), found[3:], strict=True):
+    for mine, theirs in zip(other.fetch(iter(late)), results[3:], strict=True):
         assert torch.equal(mine, theirs)
     assert [again.checksum(part) for part in parts] == [one.checksum(part) for part in parts]
 
@@ -86,25 +86,25 @@ def test_whoever_reads_a_place_reads_the_same() -> None:
 def test_what_was_let_go_of_is_read_again_and_no_more_is_kept() -> None:
     stream = Stream(40)
     reader = Reader(stream, 0, 0, LoaderOptions())
-    found = reader.at(30)
+    result = reader.at(30)
     assert stream.read == 31
     reader.let_go(30)
-    assert torch.equal(reader.at(30), found)
+    assert torch.equal(reader.at(30), result)
     assert stream.read == 31
     early = reader.at(2)
     assert (early[0], stream.read) == (2.0, 31 + 3)
-    assert torch.equal(reader.at(30), found)
+    assert torch.equal(reader.at(30), result)
 
 
 def test_a_round_of_several_batches_reads_once() -> None:
     """Its batches are planned before the first of them is fetched; and its checksum is asked for behind the last."""
     stream = Stream(80)
-    found = source(stream)
-    parts = list(found.batches(0, 4))
-    assert [len(batch) for batch in found.fetch(iter(parts))] == [4] * 20
-    assert sum(map(found.checksum, parts)) > 0
+    result = source(stream)
+    parts = list(result.batches(0, 4))
+    assert [len(batch) for batch in result.fetch(iter(parts))] == [4] * 20
+    assert sum(map(result.checksum, parts)) > 0
     assert stream.read == 80
-    assert len(found._reader._items) <= 3 * 4
+    assert len(result._reader._items) <= 3 * 4
 
 
 def test_a_stream_that_gives_workers_other_items_is_seen() -> None:

@@ -50,10 +50,10 @@ def program(folder: Path, text: str, *arguments: str) -> Program:
 
 def trained(loaded: LoadedProgram, folder: Path, **config: Any) -> tuple[dict[str, Any], list[str]]:
     """What the training function has found: its namespace, and ``sys.argv``."""
-    found: list[Any] = []
-    seen = {"seen": lambda args, argv: found.extend([vars(args), argv])}
+    results: list[Any] = []
+    seen = {"seen": lambda args, argv: results.extend([vars(args), argv])}
     loaded.train(lone_session(folder, config={**seen, **config}))
-    return found[0], found[1]
+    return results[0], results[1]
 
 
 @BOTH
@@ -79,7 +79,7 @@ def test_settings_of_the_run_come_last_and_have_the_types_of_the_parser(tmp_path
 
 @BOTH
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ({"lr": "much"}, r"the setting lr must be what the program's parser takes \(got 'much'"),
         ({"steps": 1.5}, "the setting steps must be what the program's parser takes"),
@@ -87,18 +87,20 @@ def test_settings_of_the_run_come_last_and_have_the_types_of_the_parser(tmp_path
     ],
 )
 def test_a_setting_that_the_parser_does_not_take_is_refused_before_the_training(
-    tmp_path: Path, text: str, setting: dict[str, Any], said: str
+    tmp_path: Path, text: str, setting: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load(program(tmp_path, text)).check(setting)
 
 
 @BOTH
-@pytest.mark.parametrize(("words", "said"), [(["--wide"], "unrecognized arguments: --wide"), (["--lr", "x"], "--lr")])
+@pytest.mark.parametrize(
+    ("words", "message"), [(["--wide"], "unrecognized arguments: --wide"), (["--lr", "x"], "--lr")]
+)
 def test_words_that_the_parser_does_not_take_are_one_line(
-    tmp_path: Path, text: str, words: list[str], said: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, text: str, words: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UserError, match=rf"must be those that it takes \(got .*{said}"):
+    with pytest.raises(UserError, match=rf"must be those that it takes \(got .*{message}"):
         load_as_guest(program(tmp_path, text, *words))
     assert capfd.readouterr() == ("", "")
 

@@ -40,18 +40,18 @@ class Mute(Exception):
     ],
 )
 def test_one_line_with_its_place(error: BaseException, says: str) -> None:
-    told = cause_of(caught(error))
-    assert told.startswith(says)
-    assert f"({HERE}:" in told
-    assert "\n" not in told
+    result = cause_of(caught(error))
+    assert result.startswith(says)
+    assert f"({HERE}:" in result
+    assert "\n" not in result
 
 
 def test_an_endless_text_keeps_its_ends_and_its_place() -> None:
     error = caught(ValueError("begin" + "x" * 10**7 + "end"))
-    told = cause_of(error)
-    assert told.startswith("ValueError: begin")
-    assert f"end ({HERE}:" in told
-    assert len(told) < 3000
+    result = cause_of(error)
+    assert result.startswith("ValueError: begin")
+    assert f"end ({HERE}:" in result
+    assert len(result) < 3000
     assert len(trace_of(error)) < 10_000
     assert len(text_of(error)) > 10**7
 
@@ -79,10 +79,10 @@ def test_an_endless_recursion_is_told_by_its_newest_calls(monkeypatch: pytest.Mo
 
 
 def test_the_programs_line_goes_over_a_librarys() -> None:
-    with pytest.raises(ValueError, match="Expecting") as told:
+    with pytest.raises(ValueError, match="Expecting") as error:
         json.loads("{")
-    assert f"({HERE}:" in cause_of(told.value, __file__)
-    assert f"({HERE}:" not in cause_of(told.value)
+    assert f"({HERE}:" in cause_of(error.value, __file__)
+    assert f"({HERE}:" not in cause_of(error.value)
 
 
 def test_what_a_data_loader_hands_on_is_told_without_its_traceback() -> None:
@@ -91,5 +91,5 @@ def test_what_a_data_loader_hands_on_is_told_without_its_traceback() -> None:
         '  File "/lib/worker.py", line 374, in loop\n    data = fetch()\n'
         '  File "/mine.py", line 18, in __getitem__\n    raise ValueError("odd")\nValueError: odd\nwords\n'
     )
-    told = cause_of(ValueError(text), "/mine.py")
-    assert told == "ValueError: Caught ValueError in DataLoader worker process 0. ValueError: odd words (mine.py:18)"
+    result = cause_of(ValueError(text), "/mine.py")
+    assert result == "ValueError: Caught ValueError in DataLoader worker process 0. ValueError: odd words (mine.py:18)"

@@ -62,7 +62,7 @@ def test_a_guest_leaves_the_random_streams_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("dist.init_process_group('gloo')", "init_process_group at mine.py"),
         ("init_process_group('gloo')", "init_process_group at mine.py"),
@@ -70,10 +70,12 @@ def test_a_guest_leaves_the_random_streams_as_they_were(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("where", ["top", "inside"])
-def test_what_starts_workers_itself_is_refused_with_its_line(tmp_path: Path, line: str, said: str, where: str) -> None:
+def test_what_starts_workers_itself_is_refused_with_its_line(
+    tmp_path: Path, line: str, message: str, where: str
+) -> None:
     text = WRAPPED.format(**{"top": "", "inside": "pass", where: line})
     number = text.splitlines().index(("    " if where == "inside" else "") + line) + 1
-    with pytest.raises(UserError, match=f"elastune starts the workers .*{said}:{number}") as refused:
+    with pytest.raises(UserError, match=f"elastune starts the workers .*{message}:{number}") as refused:
         load(program(tmp_path, text)).train(lone_session(tmp_path))
     assert refused.value.fix
     assert "refuse" not in torch.distributed.init_process_group.__qualname__, "put back"

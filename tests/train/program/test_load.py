@@ -24,11 +24,11 @@ def test_a_whole_program(tmp_path: Path) -> None:
     text = (
         TRAIN + "config = {'lr': 0.1, 'layers': (1, 2)}\nobjectives = {'accuracy': 'max'}\ndef space(trial): return {}"
     )
-    found = load(program(tmp_path, text))
-    assert found.config == {"lr": 0.1, "layers": [1, 2]}
-    assert found.objectives == {"accuracy": "max"}
-    assert callable(found.space)
-    assert callable(found.train)
+    loaded = load(program(tmp_path, text))
+    assert loaded.config == {"lr": 0.1, "layers": [1, 2]}
+    assert loaded.objectives == {"accuracy": "max"}
+    assert callable(loaded.space)
+    assert callable(loaded.train)
 
 
 def test_constraints_stand_beside_the_space(tmp_path: Path) -> None:
@@ -38,8 +38,8 @@ def test_constraints_stand_beside_the_space(tmp_path: Path) -> None:
 
 def test_only_train_is_needed_and_it_may_have_another_name(tmp_path: Path) -> None:
     path = program(tmp_path, "def fit(session): pass").path
-    found = load(Program(path, "fit"))
-    assert (found.space, found.objectives, found.config) == (None, {}, {})
+    loaded = load(Program(path, "fit"))
+    assert (loaded.space, loaded.objectives, loaded.config) == (None, {}, {})
 
 
 def test_neighbours_are_importable_and_main_is_not_run(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_dataclasses_and_pickles_find_the_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "must define train"),
         ("train = 3", "must define train"),
@@ -76,11 +76,11 @@ def test_dataclasses_and_pickles_find_the_module(tmp_path: Path) -> None:
         (TRAIN + "constraints = [60]", "constraints must be a list of texts"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UserError) as told:
+def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
         load(program(tmp_path, text))
-    assert said in str(told.value)
-    assert "\n" not in str(told.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:

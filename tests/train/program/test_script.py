@@ -21,7 +21,7 @@ def test_settings_as_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "settings", "told"),
+    ("text", "settings", "message"),
     [
         ("import sys\ndef main(): print(*sys.argv[1:])", {"lr": 2}, "--lr 2"),
         ("import sys\nconfig = {'lr': 1}\ndef main(): print(config['lr'], *sys.argv[1:])", {"lr": 2}, "2"),
@@ -29,12 +29,12 @@ def test_settings_as_arguments() -> None:
     ],
 )
 def test_main_trains_where_there_is_an_adapter(
-    text: str, settings: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, settings: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mine.py"
     path.write_text(USES + text)
     load(Program(path)).train(lone_session(tmp_path, config=settings))
-    assert capsys.readouterr().out == f"{told}\n"
+    assert capsys.readouterr().out == f"{message}\n"
 
 
 @pytest.mark.parametrize("text", ["def main(): ...", f"{USES}def main(x): ...", f"{USES}main = 1"])

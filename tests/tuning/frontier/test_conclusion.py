@@ -77,23 +77,23 @@ def said(rows: list[FrontierRow], by: FrontierCriteria = TARGETED, counts: tuple
     ],
 )
 def test_the_answer_says_how_far_the_naive_rule_goes(rows: list[FrontierRow], words: str) -> None:
-    told = answer_of(rows, TARGETED, (1, 2, 4)).naive_rule
-    assert words in told
-    assert bool(words) is bool(told)
+    result = answer_of(rows, TARGETED, (1, 2, 4)).naive_rule
+    assert words in result
+    assert bool(words) is bool(result)
 
 
 def test_a_loss_rises() -> None:
     by = replace(FREE, quality=Objective("loss", "min", low=0.0))
-    told = Advice(by, (1, 2), (cell(quality=0.2), cell(workers=2, quality=0.5, verdict="falls")), 0).naive_rule()
-    assert "on 2 workers it rises to 0.500" in told
-    assert "falls" not in told
+    result = Advice(by, (1, 2), (cell(quality=0.2), cell(workers=2, quality=0.5, verdict="falls")), 0).naive_rule()
+    assert "on 2 workers it rises to 0.500" in result
+    assert "falls" not in result
 
 
 def test_the_reasons_say_what_was_tested() -> None:
     compared = cell("tuned", 2, loss=0.002, loss_bound=0.006, margin=0.01, pairs=3)
-    found = Advice(FREE, (1, 2), (cell(), compared), 1).reasons()
-    assert found[0].weight == "decides"
-    assert found[0].text == (
+    result = Advice(FREE, (1, 2), (cell(), compared), 1).reasons()
+    assert result[0].weight == "decides"
+    assert result[0].text == (
         "accuracy against 1 worker with the program's own settings, paired by 3 seeds, on the same test samples: 0.002 "
         "worse on average, worse by at most 0.006 (one-sided t-test at 95 %), below the margin of 0.01"
     )

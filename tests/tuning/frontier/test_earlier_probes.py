@@ -48,8 +48,8 @@ TWO = ExecutionSettings(mode="fast", mesh=Mesh(data=2), micro_batch=8)
 def test_runs_in_a_folder_of_folders_and_a_run_s_own_count(tmp_path: Path, program: Program) -> None:
     kept(tmp_path / "plan" / "probe-1", program, TWO)
     one = kept(tmp_path / "one", program, ExecutionSettings(mode="fast", micro_batch=16))
-    found = earlier_probes([tmp_path / "plan", one], program, CONFIG, HERE)
-    assert found == (EarlierProbe(Mesh(data=2), 8, 0.25, ()), EarlierProbe(Mesh(), 16, 0.25, ()))
+    result = earlier_probes([tmp_path / "plan", one], program, CONFIG, HERE)
+    assert result == (EarlierProbe(Mesh(data=2), 8, 0.25, ()), EarlierProbe(Mesh(), 16, 0.25, ()))
     assert earlier_probes([one], program, CONFIG, None) == ()
 
 

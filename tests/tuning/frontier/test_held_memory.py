@@ -59,12 +59,12 @@ def test_a_run_holds_what_was_said_before_it_began(
     execution = ExecutionSettings(mode="fast", mesh=mesh, micro_batch=4)
     execution = replace(execution, mechanism="sharded", copies=1) if sharded else execution
     with LocalCluster(2) as cluster, forked_from(cluster):
-        told = run_job(RunSpec(program, tmp_path / "out", execution=execution, max_steps=4), cluster=cluster).memory
-    assert len(told) == 2
+        result = run_job(RunSpec(program, tmp_path / "out", execution=execution, max_steps=4), cluster=cluster).memory
+    assert len(result) == 2
     state = (size.parameter_bytes + size.gradient_bytes + size.optimizer_bytes) / (2 if sharded else 1)
-    assert state == pytest.approx(max(trained_bytes(each) - (each.activations or 0) for each in told), rel=0.02)
+    assert state == pytest.approx(max(trained_bytes(each) - (each.activations or 0) for each in result), rel=0.02)
     # What a step needs beside its state is measured by whole processes, which keep what they have freed.
-    assert said == pytest.approx(max(trained_bytes(each) for each in told), rel=0.25)
+    assert said == pytest.approx(max(trained_bytes(each) for each in result), rel=0.25)
 
 
 def test_a_bucket_that_survives_a_loss_has_as_many_buffers_as_are_counted() -> None:

@@ -40,8 +40,8 @@ def test_crews_that_fit_one_of_several_hosts_are_timed_on_all_of_them_too(
 def test_links_are_told_where_there_are_several_hosts() -> None:
     assert Times(MODEL, {}).links == {}
     hosts = Hosts(RingLink(0.01, 1e-8), 2)
-    told = Times(replace(MODEL, hosts=hosts), {}).links
-    assert told == {"within a host": MODEL.link.to_record(), "across hosts": hosts.link.to_record()}
+    result = Times(replace(MODEL, hosts=hosts), {}).links
+    assert result == {"within a host": MODEL.link.to_record(), "across hosts": hosts.link.to_record()}
     assert list(Times(replace(MODEL, hosts=replace(hosts, workers_each=1)), {}).links) == ["across hosts"]
 
 

@@ -38,10 +38,10 @@ class Here:
         for axis in ("data", "tensor", "pipeline"):
             if axis in self.fails and mesh.size(axis) > 1:  # type: ignore[arg-type]
                 raise JobFailed(RunFailed("exception", f"{axis} is not for this program", 0))
-        told, step_s = [WorkerMemory(0, 4000, 4000, 8000, 0, 0, 10**8)], self.step_s(mesh)
+        result, step_s = [WorkerMemory(0, 4000, 4000, 8000, 0, 0, 10**8)], self.step_s(mesh)
         step_s = None if step_s is None else step_s * (self.scatter if len(self.asked) == 2 else 1.0)
         signals: dict[str, tuple[float, float | None]] = {"noise_scale": (-3.0, 1.0)} if spec.adapt.monitors else {}
-        return RunFinished("0" * 64, mesh.workers, STEPS, 192, 3.0, {}, step_s=step_s, memory=told, signals=signals)
+        return RunFinished("0" * 64, mesh.workers, STEPS, 192, 3.0, {}, step_s=step_s, memory=result, signals=signals)
 
     @property
     def meshes(self) -> list[tuple[Mesh, int | None]]:
@@ -97,10 +97,10 @@ def test_equal_times_leave_the_noise_of_a_machine(here: Here) -> None:
 def test_each_plan_is_measured_once_and_no_more_than_the_most(here: Here) -> None:
     of = probes(wants_noise=False)
     model = of.learn(LINK)
-    told = here.meshes[1:]  # the first is the same again
-    assert len(told) == len(set(told)) == MOST_PROBES
-    assert all(mesh.workers <= 4 and micro * mesh.batch <= 16 for mesh, micro in told if micro is not None)
-    assert set(of.measured) == set(told)
+    result = here.meshes[1:]  # the first is the same again
+    assert len(result) == len(set(result)) == MOST_PROBES
+    assert all(mesh.workers <= 4 and micro * mesh.batch <= 16 for mesh, micro in result if micro is not None)
+    assert set(of.measured) == set(result)
     assert all(constant > 0 for constant in model.constants().values())
 
 

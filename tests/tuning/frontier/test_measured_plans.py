@@ -91,8 +91,8 @@ def test_a_plan_that_fails_says_why_and_the_others_are_measured(
     def run(self: MachineProbes, cluster: Any, execution: ExecutionSettings, **config: Any) -> RunFinished:
         if execution.first_mesh.tensor > 1:
             raise UserError("a plan must run", "no such thing", "nothing")
-        told = [WorkerMemory(rank, **state, activations=0, peak=140 * MIB) for rank in range(execution.workers)]
-        return RunFinished("0" * 64, execution.workers, 12, 192, 3.0, {}, step_s=0.25, memory=told)
+        results = [WorkerMemory(rank, **state, activations=0, peak=140 * MIB) for rank in range(execution.workers)]
+        return RunFinished("0" * 64, execution.workers, 12, 192, 3.0, {}, step_s=0.25, memory=results)
 
     monkeypatch.setattr(MachineProbes, "run", run)
     constants = [Constant(name, 1e-9, 1.5) for name in CONSTANTS]

@@ -28,16 +28,16 @@ WORK = PhaseWork((1,) * 5, seeds=3, cores=2, timings=(16, 2, 0.06, 4), rows=(1, 
 
 
 def test_an_idle_machine_does_all_of_it_in_90_seconds() -> None:
-    found = plan_phases(DIGITS, WORK, 90.0)
-    assert (found.seeds, found.confirmed, found.left_out) == (3, 5, ())
-    assert found.search >= SEARCH_SHARE * 90
-    assert sum(found.seconds.values()) == pytest.approx(90.0)
+    phases = plan_phases(DIGITS, WORK, 90.0)
+    assert (phases.seeds, phases.confirmed, phases.left_out) == (3, 5, ())
+    assert phases.search >= SEARCH_SHARE * 90
+    assert sum(phases.seconds.values()) == pytest.approx(90.0)
 
 
 def test_a_busy_machine_is_told_what_it_needs_and_with_short_leaves_the_search_out() -> None:
-    found = plan_phases(BUSY, WORK, 60.0)
+    phases = plan_phases(BUSY, WORK, 60.0)
     with pytest.raises(UserError, match=r"40% of a budget are for the search.*use --budget \d+0s, or --short"):
-        refuse_small(found, BUSY)
+        refuse_small(phases, BUSY)
     short = plan_phases(BUSY, WORK, 60.0, short=True)
     assert (short.search, short.confirm, short.searches) == (0.0, 0.0, False)
     assert short.naive > 0
@@ -45,22 +45,22 @@ def test_a_busy_machine_is_told_what_it_needs_and_with_short_leaves_the_search_o
 
 
 def test_what_a_refusal_names_is_enough() -> None:
-    found = plan_phases(BUSY, WORK, 30.0)
-    enough = plan_phases(BUSY, WORK, 1.15 * found.needs_s)
+    phases = plan_phases(BUSY, WORK, 30.0)
+    enough = plan_phases(BUSY, WORK, 1.15 * phases.needs_s)
     assert enough.searches
     refuse_small(enough, BUSY)
-    assert not plan_phases(BUSY, WORK, 0.9 * found.needs_s).searches
+    assert not plan_phases(BUSY, WORK, 0.9 * phases.needs_s).searches
 
 
 def test_seeds_go_before_settings_to_confirm_and_both_are_told() -> None:
-    told: list[tuple[int, int, tuple[str, ...]]] = []
+    results: list[tuple[int, int, tuple[str, ...]]] = []
     for budget_s in range(420, 60, -5):
-        found = plan_phases(BUSY, WORK, float(budget_s))
-        if found.searches:
-            told.append((found.seeds, found.confirmed, found.left_out))
-    assert [each[:2] for each in told] == sorted((each[:2] for each in told), reverse=True)
-    assert {seeds for seeds, _, _ in told} == {3, 2}
-    for seeds, confirmed, left_out in told:
+        phases = plan_phases(BUSY, WORK, float(budget_s))
+        if phases.searches:
+            results.append((phases.seeds, phases.confirmed, phases.left_out))
+    assert [each[:2] for each in results] == sorted((each[:2] for each in results), reverse=True)
+    assert {seeds for seeds, _, _ in results} == {3, 2}
+    for seeds, confirmed, left_out in results:
         words = "; ".join(left_out)
         assert ("1 seed of 3" in words) is (seeds < 3)
         assert (f"time for {confirmed} of 5" in words) is (confirmed < 5)
@@ -68,10 +68,10 @@ def test_seeds_go_before_settings_to_confirm_and_both_are_told() -> None:
 
 def test_a_budget_that_is_chosen_holds_all_of_it() -> None:
     for cost in (DIGITS, BUSY):
-        found = plan_phases(cost, WORK, None)
-        assert (found.seeds, found.confirmed, found.left_out) == (3, 5, ())
-        assert plan_phases(cost, WORK, found.budget_s).seconds == found.seconds
-        assert plan_phases(cost, WORK, 0.7 * found.budget_s).left_out
+        phases = plan_phases(cost, WORK, None)
+        assert (phases.seeds, phases.confirmed, phases.left_out) == (3, 5, ())
+        assert plan_phases(cost, WORK, phases.budget_s).seconds == phases.seconds
+        assert plan_phases(cost, WORK, 0.7 * phases.budget_s).left_out
     slow = TrainingCost(step_s=1.0, steps=100)
     assert plan_phases(slow, WORK, None).budget_s > LONGEST_S, "no shorter one has a search"
 
@@ -89,9 +89,9 @@ def test_throughput_is_the_first_to_be_shortened() -> None:
 
 def test_what_was_done_before_is_not_paid_again() -> None:
     begun = PhaseWork((1,) * 5, seeds=3, cores=2, spent_s=60.0, done=15, searched_s=30.0)
-    found = plan_phases(BUSY, begun, 120.0)
-    assert found.naive == 0.0
-    assert found.search >= SEARCH_SHARE * 120 - 30
+    phases = plan_phases(BUSY, begun, 120.0)
+    assert phases.naive == 0.0
+    assert phases.search >= SEARCH_SHARE * 120 - 30
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -110,17 +110,17 @@ def test_no_split_takes_more_than_the_budget_or_the_searchs_share(seed: int) -> 
         spent_s=draw.uniform(0, 20),
     )
     budget_s = draw.uniform(1, 5000)
-    found = plan_phases(cost, work, budget_s)
-    if found.searches:
-        assert sum(found.seconds.values()) == pytest.approx(budget_s)
-        assert min(found.seconds.values()) >= 0
-        assert found.search >= SEARCH_SHARE * budget_s - 1e-6
-        assert LEAST_SEEDS <= found.seeds <= work.seeds
-        assert (found.seeds < work.seeds or found.confirmed < counts) <= bool(found.left_out)
+    phases = plan_phases(cost, work, budget_s)
+    if phases.searches:
+        assert sum(phases.seconds.values()) == pytest.approx(budget_s)
+        assert min(phases.seconds.values()) >= 0
+        assert phases.search >= SEARCH_SHARE * budget_s - 1e-6
+        assert LEAST_SEEDS <= phases.seeds <= work.seeds
+        assert (phases.seeds < work.seeds or phases.confirmed < counts) <= bool(phases.left_out)
     else:
-        assert isinstance(found, PhaseBudget)
-        assert found.left_out[0].startswith("the search")
-        assert found.needs_s > 0
+        assert isinstance(phases, PhaseBudget)
+        assert phases.left_out[0].startswith("the search")
+        assert phases.needs_s > 0
 
 
 def test_long_steps_are_timed_by_fewer_of_them() -> None:

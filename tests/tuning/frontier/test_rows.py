@@ -24,13 +24,13 @@ def made(trainings: list[Training], workers: int = 1, by: FrontierCriteria = BY)
 
 
 def test_a_row_is_the_mean_of_its_seeds() -> None:
-    found = made([training(0.90, 1, test=0.80), training(0.94, 2, test=0.84), training(None, 3)])
-    assert found is not None
-    assert (found.validation, found.quality, found.held_out) == (pytest.approx(0.92), pytest.approx(0.82), True)
-    assert found.ci == bounded_ci([0.80, 0.84], 0, 1)
-    assert (found.seeds, found.diverged, found.trials) == (2, 1, [1, 2, 3])
-    assert (found.seconds, found.seconds_label) == (pytest.approx(30 * 0.5), "measured")
-    assert found.cost == pytest.approx(15 / 3600 * 2.0)
+    result = made([training(0.90, 1, test=0.80), training(0.94, 2, test=0.84), training(None, 3)])
+    assert result is not None
+    assert (result.validation, result.quality, result.held_out) == (pytest.approx(0.92), pytest.approx(0.82), True)
+    assert result.ci == bounded_ci([0.80, 0.84], 0, 1)
+    assert (result.seeds, result.diverged, result.trials) == (2, 1, [1, 2, 3])
+    assert (result.seconds, result.seconds_label) == (pytest.approx(30 * 0.5), "measured")
+    assert result.cost == pytest.approx(15 / 3600 * 2.0)
 
 
 def test_a_row_says_whether_so_many_workers_trained_it() -> None:
@@ -41,9 +41,9 @@ def test_a_row_says_whether_so_many_workers_trained_it() -> None:
 
 
 def test_validation_stands_in_where_a_seed_has_no_held_out_figure() -> None:
-    found = made([training(0.90, test=0.5), training(0.94)])
-    assert found is not None
-    assert (found.quality, found.held_out) == (pytest.approx(0.92), False)
+    result = made([training(0.90, test=0.5), training(0.94)])
+    assert result is not None
+    assert (result.quality, result.held_out) == (pytest.approx(0.92), False)
 
 
 def test_no_row_where_all_diverged() -> None:
@@ -52,11 +52,11 @@ def test_no_row_where_all_diverged() -> None:
 
 
 def test_times_beyond_the_measured_are_modelled() -> None:
-    found = made([training(0.9)], workers=4)
-    assert found is not None
+    result = made([training(0.9)], workers=4)
+    assert result is not None
     step_s = 0.01 + 0.001 * 3 + 2 * 3 * 0.002
-    assert (found.seconds, found.seconds_label) == (pytest.approx(30 * step_s), "modelled")
-    assert found.cost == pytest.approx(4 * 30 * step_s / 3600 * 2.0)
+    assert (result.seconds, result.seconds_label) == (pytest.approx(30 * step_s), "modelled")
+    assert result.cost == pytest.approx(4 * 30 * step_s / 3600 * 2.0)
 
 
 def test_a_model_of_another_size_is_timed_by_its_own_steps() -> None:
@@ -92,10 +92,10 @@ def test_values_out_of_bounds_are_not_forced_into_them() -> None:
 
 def test_a_loss_does_not_reach_below_zero() -> None:
     by = replace(BY, quality=Objective("accuracy", "min", low=0.0), target=None)
-    found = made([training(0.3, 1), training(0.01, 2), training(0.02, 3)], by=by)
-    assert found is not None
-    assert found.ci is not None
-    assert 0 < found.ci[0] < 0.1 < 0.3 < found.ci[1]
+    result = made([training(0.3, 1), training(0.01, 2), training(0.02, 3)], by=by)
+    assert result is not None
+    assert result.ci is not None
+    assert 0 < result.ci[0] < 0.1 < 0.3 < result.ci[1]
 
 
 def test_modelled_times_tell_by_how_much_they_may_be_off() -> None:
@@ -109,9 +109,9 @@ def test_modelled_times_tell_by_how_much_they_may_be_off() -> None:
 
 
 def test_throughput_is_samples_by_the_rows_own_time() -> None:
-    found = made([training(0.9)])
-    assert found is not None
-    assert found.throughput == pytest.approx(300 / 15)
+    result = made([training(0.9)])
+    assert result is not None
+    assert result.throughput == pytest.approx(300 / 15)
 
 
 def test_scaling_efficiency_compares_the_same_settings_on_fewer_workers() -> None:
@@ -122,9 +122,9 @@ def test_scaling_efficiency_compares_the_same_settings_on_fewer_workers() -> Non
     def of(workers: int, batch: int) -> FrontierRow:
         layout = ExecutionSettings(workers=workers, num_slots=workers)
         recipe = Recipe({"batch_size": batch, "lr": 0.1})
-        found = row("tuned", layout, recipe, "none", [training(0.9, batch=batch)], BY, (), others[workers], "", others)
-        assert found is not None
-        return found
+        result = row("tuned", layout, recipe, "none", [training(0.9, batch=batch)], BY, (), others[workers], "", others)
+        assert result is not None
+        return result
 
     fewest, measured, modelled = of(1, 10), of(2, 20), of(8, 10)
     assert (fewest.scaling_efficiency, fewest.scaling_label) == (None, None), "nothing to compare with"
@@ -177,6 +177,6 @@ def test_the_noise_scale_of_a_row_is_the_mean_over_its_seeds() -> None:
     one = training(0.9)
     assert one.run is not None
     measured = replace(one, result=replace(one.result, run=replace(one.run, signals={"noise_scale": (70.0, 5.0)})))
-    found = made([measured])
-    assert found is not None
-    assert (found.noise_scale, found.noise_scale_error) == (70.0, 5.0)
+    result = made([measured])
+    assert result is not None
+    assert (result.noise_scale, result.noise_scale_error) == (70.0, 5.0)

@@ -20,13 +20,13 @@ BASE = seeds(0.970, 0.975, 0.980)
 
 
 def word(tried: list[Training], by: FrontierCriteria = FREE, base: list[Training] = BASE) -> str:
-    found = judge(tried, base, by, "accuracy")
-    assert found is not None
-    return found.word
+    verdict = judge(tried, base, by, "accuracy")
+    assert verdict is not None
+    return verdict.word
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ((0.969, 0.974, 0.979), "holds"),
         ((0.990, 0.991, 0.992), "holds"),
@@ -38,8 +38,8 @@ def word(tried: list[Training], by: FrontierCriteria = FREE, base: list[Training
         ((0.969,), "not shown"),
     ],
 )
-def test_against_the_baseline_with_the_same_seeds(values: tuple[float | None, ...], said: str) -> None:
-    assert word(seeds(*values)) == said
+def test_against_the_baseline_with_the_same_seeds(values: tuple[float | None, ...], message: str) -> None:
+    assert word(seeds(*values)) == message
 
 
 def test_the_margin_is_the_users() -> None:

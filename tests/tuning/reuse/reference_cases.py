@@ -50,12 +50,12 @@ class Case:
             bias = random.randint(-200, 200, (self.candidates, 1, 1))
             return (right[None] + off + bias) / 256, right / 256
         right = random.randint(self.classes, size=self.rows)
-        told = random.randint(1, 100, (self.candidates, self.rows, self.classes))
+        result = random.randint(1, 100, (self.candidates, self.rows, self.classes))
         helped = random.randint(0, self.skill, (self.candidates, 1)) * random.randint(
             0, 3, (self.candidates, self.rows)
         )
-        told[:, np.arange(self.rows), right] += helped
-        return told / told.sum(-1, keepdims=True), right
+        result[:, np.arange(self.rows), right] += helped
+        return result / result.sum(-1, keepdims=True), right
 
 
 CASES = [Case(score, seed) for score in ("log_loss", "accuracy", "mse") for seed in range(6)]
@@ -69,10 +69,10 @@ def autogluon(case: Case) -> list[float]:
     metric = {"log_loss": log_loss, "accuracy": accuracy, "mse": mean_squared_error}[case.score]
     said, right = case.made()
     kind = "regression" if case.score == "mse" else "multiclass"
-    found = EnsembleSelection(ROUNDS, kind, metric, tie_breaker="random" if kind == "regression" else "second_metric")
+    result = EnsembleSelection(ROUNDS, kind, metric, tie_breaker="random" if kind == "regression" else "second_metric")
     flat = said[..., 0] if kind == "regression" else said
-    found.fit(list(flat), right.reshape(-1))
-    return [float(weight) for weight in found.weights_]
+    result.fit(list(flat), right.reshape(-1))
+    return [float(weight) for weight in result.weights_]
 
 
 def deephyper(case: Case) -> list[float]:
@@ -103,10 +103,10 @@ def weights_of(chosen: list[int], candidates: int) -> list[float]:
 
 def main(name: str) -> None:
     package, select = REFERENCES[name]
-    told = json.loads(FILE.read_text()) if FILE.exists() else {}
+    result = json.loads(FILE.read_text()) if FILE.exists() else {}
     weights = {case.name: [round(weight, 12) for weight in select(case)] for case in CASES}
-    told[name] = {"version": version(package), "weights": weights}
-    FILE.write_text(text_of(told))
+    result[name] = {"version": version(package), "weights": weights}
+    FILE.write_text(text_of(result))
 
 
 def text_of(told: dict[str, Any]) -> str:

@@ -46,67 +46,67 @@ def made(form: str, trials: list[int], score: float, parameters: int, file: str,
     """Of trials 0 to 2, which score 0.7, 0.8 and 0.75."""
     members = [AssetMember(trial, 1 / len(trials)) for trial in trials]
     singles = [SingleScore(trial, alone, 10) for trial, alone in enumerate((0.7, 0.8, 0.75))]
-    told = {"data": "validation", "objective": "accuracy", "direction": "max", "test": None, **more}
-    told |= {
+    results = {"data": "validation", "objective": "accuracy", "direction": "max", "test": None, **more}
+    results |= {
         "score": score,
         "parameters": parameters,
         "singles": singles,
         "file": file,
         "sha256": hashlib.sha256(file.encode()).hexdigest(),
     }
-    return AssetMade(form=form, method="greedy", members=members, **told)
+    return AssetMade(form=form, method="greedy", members=members, **results)
 
 
 def entries(*assets: AssetMade) -> list[Entry]:
     """Three trials of 1, 2 and 4 worker-seconds, and what was made of them."""
-    found: list[Any] = []
+    results: list[Any] = []
     for number in range(3):
-        found += [TrialStarted(number, {}, {}, seed=0), TrialFinished(number, "complete", seconds=2.0**number)]
-    return [Entry(0.0, record) for record in [*found, StudyFinished("complete", 9.0), *assets]]
+        results += [TrialStarted(number, {}, {}, seed=0), TrialFinished(number, "complete", seconds=2.0**number)]
+    return [Entry(0.0, record) for record in [*results, StudyFinished("complete", 9.0), *assets]]
 
 
 def test_the_front_has_what_nothing_else_beats() -> None:
     both = made("ensemble", [1, 2], 0.85, 20, "e"), made("soup", [1, 2], 0.82, 10, "s")
     worse = made("ensemble", [0, 2], 0.8, 20, "worse")
-    told = entries(*both, worse)
-    found = assets_of(told, fold(told))
-    assert found is not None
-    assert len(found.points) == 6
-    values = [(p.form, p.trials, tuple(p.values.values())) for p in found.front()]
+    journal_entries = entries(*both, worse)
+    assets = assets_of(journal_entries, fold(journal_entries))
+    assert assets is not None
+    assert len(assets.points) == 6
+    values = [(p.form, p.trials, tuple(p.values.values())) for p in assets.front()]
     assert values == [
         ("ensemble", (1, 2), (0.85, 6.0, 20.0)),
         ("soup", (1, 2), (0.82, 6.0, 10.0)),
         ("trial", (1,), (0.8, 2.0, 10.0)),
         ("trial", (0,), (0.7, 1.0, 10.0)),
     ]
-    assert found.pick(accuracy=0.81, weights={"parameters": 1}).point.form == "soup"
-    assert found.pick(accuracy=0.84).point.file == "e"
-    assert found.pick(training_s=2.0).point.trials == (1,)
-    assert found.pick(weights={"parameters": 1}).point.form == "soup", "of equally small ones the best"
+    assert assets.pick(accuracy=0.81, weights={"parameters": 1}).point.form == "soup"
+    assert assets.pick(accuracy=0.84).point.file == "e"
+    assert assets.pick(training_s=2.0).point.trials == (1,)
+    assert assets.pick(weights={"parameters": 1}).point.form == "soup", "of equally small ones the best"
     for wrong in ({"accuracy": 0.9}, {"size": 3.0}):
         with pytest.raises(UserError):
-            found.pick(**wrong)
+            assets.pick(**wrong)
 
 
 def test_a_file_that_is_not_what_was_written_is_no_choice(tmp_path: Path) -> None:
     both = made("ensemble", [1, 2], 0.85, 20, "e"), made("soup", [1, 2], 0.82, 10, "s")
-    told = entries(*both)
+    journal_entries = entries(*both)
 
     def front() -> list[str]:
-        found = assets_of(told, fold(told))
-        assert found is not None
-        assert len(found.points) == 5
-        return [point.form for point in found.front()]
+        assets = assets_of(journal_entries, fold(journal_entries))
+        assert assets is not None
+        assert len(assets.points) == 5
+        return [point.form for point in assets.front()]
 
     assert front() == ["ensemble", "soup", "trial", "trial"]
     Path("e").write_text("another")
     assert front() == ["soup", "trial", "trial"]
     Path("s").unlink()
     assert front() == ["trial", "trial"]
-    found = assets_of(told, fold(told))
-    assert found is not None
-    assert [point.trouble for point in found.points if point.file] == ["changed", "gone"]
-    assert found.pick(weights={"accuracy": 1}).point.form == "trial"
+    assets = assets_of(journal_entries, fold(journal_entries))
+    assert assets is not None
+    assert [point.trouble for point in assets.points if point.file] == ["changed", "gone"]
+    assert assets.pick(weights={"accuracy": 1}).point.form == "trial"
 
 
 def test_weights_that_are_not_those_that_were_kept_are_not_used(study: Path, tmp_path: Path) -> None:
@@ -125,18 +125,20 @@ def test_weights_that_are_not_those_that_were_kept_are_not_used(study: Path, tmp
 
 
 def test_what_was_judged_otherwise_is_no_point_beside_them() -> None:
-    told = entries(made("ensemble", [1], 0.1, 1, "old", objective="log_loss"), made("soup", [1, 2], 0.82, 10, "s"))
-    found = assets_of(told, fold(told))
-    assert found is not None
-    assert [point.file for point in found.points if point.file] == ["s"]
+    journal_entries = entries(
+        made("ensemble", [1], 0.1, 1, "old", objective="log_loss"), made("soup", [1, 2], 0.82, 10, "s")
+    )
+    assets = assets_of(journal_entries, fold(journal_entries))
+    assert assets is not None
+    assert [point.file for point in assets.points if point.file] == ["s"]
     assert assets_of(entries(), fold(entries())) is None
 
 
 def test_a_file_that_is_written_again_is_one_point() -> None:
-    told = entries(made("ensemble", [1, 2], 0.85, 20, "e"), made("ensemble", [0, 1], 0.83, 20, "e"))
-    found = assets_of(told, fold(told))
-    assert found is not None
-    assert [point.trials for point in found.points if point.file] == [(0, 1)]
+    journal_entries = entries(made("ensemble", [1, 2], 0.85, 20, "e"), made("ensemble", [0, 1], 0.83, 20, "e"))
+    assets = assets_of(journal_entries, fold(journal_entries))
+    assert assets is not None
+    assert [point.trials for point in assets.points if point.file] == [(0, 1)]
 
 
 def test_the_report_and_picks_know_what_was_written(

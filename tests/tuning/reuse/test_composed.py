@@ -69,10 +69,10 @@ def test_a_joined_model_is_a_point_beside_flat_ones(
         with torch.no_grad():
             right = float((model(x).argmax(1) == y).double().mean())
         assert right == pytest.approx(said["score"] if name == "validation" else said["test"]["model"])
-    told = [e.record for e in read(made / "flat" / "journal.jsonl") if isinstance(e.record, AssetMade)][-1]
-    assert told.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
-    assert sorted(part.trial for part in told.parts) == [0, 1, 2, 3, 4]
-    assert told.parts_s == pytest.approx(sum(seconds(made / "tree").values())), (
+    results = [e.record for e in read(made / "flat" / "journal.jsonl") if isinstance(e.record, AssetMade)][-1]
+    assert results.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert sorted(part.trial for part in results.parts) == [0, 1, 2, 3, 4]
+    assert results.parts_s == pytest.approx(sum(seconds(made / "tree").values())), (
         "each once, though one began with others"
     )
     flat = {trial.number: trial.values["accuracy"] for trial in elastune.Study.load(made / "flat").complete}
@@ -82,8 +82,8 @@ def test_a_joined_model_is_a_point_beside_flat_ones(
     points_told = report.json["assets"]["points"]
     assert [one["form"] for one in points_told] == ["trial", "trial", "joined"]
     (joined,) = [one for one in points_told if one["form"] == "joined"]
-    assert joined["values"]["training_s"] == pytest.approx(told.parts_s)
-    assert joined["parts"] == [f"tree {part.trial}" for part in told.parts]
+    assert joined["values"]["training_s"] == pytest.approx(results.parts_s)
+    assert joined["parts"] == [f"tree {part.trial}" for part in results.parts]
     shown = command_here("report", made / "flat", "--pick", "training_s=1000").out
     assert "joined tree of 3 levels" in shown
     file.write_bytes(b"other")
@@ -95,13 +95,13 @@ def test_a_stacked_model_counts_its_parts_and_its_head(
     made: Path, tmp_path: Path, command_here: Callable[..., Any]
 ) -> None:
     file = tmp_path / "stacked.safetensors"
-    said = command_here("join", made / "heads", "--front", made / "heads", "--out", file)
-    assert said.code == 0, said.err
-    assert "stacked (head) of 3 trials: views 0, views 1, heads 0" in said.out
-    told = [e.record for e in read(made / "heads" / "journal.jsonl") if isinstance(e.record, AssetMade)][-1]
+    result = command_here("join", made / "heads", "--front", made / "heads", "--out", file)
+    assert result.code == 0, result.err
+    assert "stacked (head) of 3 trials: views 0, views 1, heads 0" in result.out
+    results = [e.record for e in read(made / "heads" / "journal.jsonl") if isinstance(e.record, AssetMade)][-1]
     whole = sum(seconds(made / "views").values()) + seconds(made / "heads")[0]
-    assert told.parts_s == pytest.approx(whole)
-    assert told.score > 0.95 < (told.test or 0)
+    assert results.parts_s == pytest.approx(whole)
+    assert results.score > 0.95 < (results.test or 0)
     model = elastune.load_composed(file, build_view, view)
     assert isinstance(model, StackedParts)
     kept = elastune.composed_of([made / "heads"])
@@ -113,9 +113,9 @@ def test_a_stacked_model_counts_its_parts_and_its_head(
 def test_a_source_that_others_began_with_is_counted_once(made: Path, cluster: LocalCluster, tmp_path: Path) -> None:
     """Two trials that began with one of another study, which is a part as well."""
     source = made / "flat" / "trials" / "00000"
-    asked = StudyRequest(NODES, tmp_path / "out", config={"tree": FLAT}, start_from=StartFrom(source), trials=2)
+    request = StudyRequest(NODES, tmp_path / "out", config={"tree": FLAT}, start_from=StartFrom(source), trials=2)
     space = lambda trial: {"lr": trial.suggest_categorical("lr", [0.1, 0.2])}  # noqa: E731
-    tune(StudyRequest(**{**vars(asked), "sampler": "grid", "keep": "all"}), space=space, cluster=cluster)
+    tune(StudyRequest(**{**vars(request), "sampler": "grid", "keep": "all"}), space=space, cluster=cluster)
     own, first = seconds(tmp_path / "out"), seconds(made / "flat")[0]
     assert training_of_studies([(tmp_path / "out", 0), (tmp_path / "out", 1)]).worker_seconds == pytest.approx(
         sum(own.values()) + first

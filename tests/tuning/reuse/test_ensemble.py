@@ -31,50 +31,50 @@ def study(kept_study: Path, tmp_path: Path) -> Path:
 
 
 def test_what_was_kept_is_in_the_journal(kept_study: Path) -> None:
-    found = library(kept_study)
-    assert [one.trial for one in found.candidates] == list(range(6))
-    for one in found.candidates:
+    result = library(kept_study)
+    assert [one.trial for one in result.candidates] == list(range(6))
+    for one in result.candidates:
         assert sorted(one.artifact.predictions) == ["test", "validation"]
         assert one.artifact.size > file_of(one.folder, "test").stat().st_size
 
 
 @pytest.mark.parametrize("method", ["greedy", "stacking", "uniform"])
 def test_the_file_says_what_the_predictions_say(kept_study: Path, tmp_path: Path, method: Any) -> None:
-    found = elastune.ensemble(kept_study, members=4, method=method)
-    assert sum(member.weight for member in found.members) == pytest.approx(1)
-    assert len(found.members) <= 4
-    model = elastune.load_ensemble(elastune.save_ensemble(found, tmp_path / "e.safetensors"), build)
+    chosen_ensemble = elastune.ensemble(kept_study, members=4, method=method)
+    assert sum(member.weight for member in chosen_ensemble.members) == pytest.approx(1)
+    assert len(chosen_ensemble.members) <= 4
+    model = elastune.load_ensemble(elastune.save_ensemble(chosen_ensemble, tmp_path / "e.safetensors"), build)
     x, y = points(100, seed=1).tensors
     with torch.no_grad():
         said = model(x)
         uncertainty_of = model.uncertainty_of(x)
-    assert float((said.argmax(1) == y).double().mean()) == pytest.approx(found.score)
+    assert float((said.argmax(1) == y).double().mean()) == pytest.approx(chosen_ensemble.score)
     assert torch.allclose(uncertainty_of.outputs, said)
-    assert float(uncertainty_of.aleatoric.mean()) == pytest.approx(found.uncertainty.aleatoric, rel=1e-4)
-    assert float(uncertainty_of.epistemic.mean()) == pytest.approx(found.uncertainty.epistemic, abs=1e-5)
-    assert found.test is not None
+    assert float(uncertainty_of.aleatoric.mean()) == pytest.approx(chosen_ensemble.uncertainty.aleatoric, rel=1e-4)
+    assert float(uncertainty_of.epistemic.mean()) == pytest.approx(chosen_ensemble.uncertainty.epistemic, abs=1e-5)
+    assert chosen_ensemble.test is not None
     with torch.no_grad():
         unseen = points(100, seed=2)
         assert float((model(unseen.tensors[0]).argmax(1) == unseen.tensors[1]).double().mean()) == pytest.approx(
-            found.test.ensemble
+            chosen_ensemble.test.ensemble
         )
 
 
 def test_what_members_of_a_setting_contribute_is_told(kept_study: Path, command_here: Callable[..., Any]) -> None:
-    told = command_here("ensemble", kept_study, "--method", "uniform", "--by", "seed", "--json").json
-    assert told["by"] == "seed"
-    configs = {member["trial"]: member["config"]["seed"] for member in told["members"]}
-    assert {trial: one["value"] for one in told["settings"] for trial in one["trials"]} == configs
-    whole = sum(one["contribution"]["shapley"] for one in told["settings"])
-    assert whole == pytest.approx(sum(member["contribution"]["shapley"] for member in told["members"]))
+    result = command_here("ensemble", kept_study, "--method", "uniform", "--by", "seed", "--json").json
+    assert result["by"] == "seed"
+    configs = {member["trial"]: member["config"]["seed"] for member in result["members"]}
+    assert {trial: one["value"] for one in result["settings"] for trial in one["trials"]} == configs
+    whole = sum(one["contribution"]["shapley"] for one in result["settings"])
+    assert whole == pytest.approx(sum(member["contribution"]["shapley"] for member in result["members"]))
     assert "such as batch_size" in command_here("ensemble", kept_study, "--by", "inputs").line
     assert "width 8: left out" in command_here("ensemble", kept_study, "--by", "width").out
 
 
 def test_greedy_is_no_worse_than_the_best_trial_where_it_chose(kept_study: Path) -> None:
-    found = elastune.ensemble(elastune.Study.load(kept_study))
-    assert found.score >= found.best_single
-    assert found.best_single == max(t.values["accuracy"] for t in elastune.Study.load(kept_study).complete)
+    chosen_ensemble = elastune.ensemble(elastune.Study.load(kept_study))
+    assert chosen_ensemble.score >= chosen_ensemble.best_single
+    assert chosen_ensemble.best_single == max(t.values["accuracy"] for t in elastune.Study.load(kept_study).complete)
 
 
 def test_an_inference_budget_is_kept(kept_study: Path) -> None:
@@ -153,10 +153,10 @@ def damaged(study: Path, how: str) -> None:
 )
 def test_a_damaged_study_is_told_in_one_line(study: Path, how: str, command_here: Callable[..., Any]) -> None:
     damaged(study, how)
-    said = command_here("ensemble", str(study))
-    assert said.code == 2
-    assert said.err.count("\n") == 1
-    assert "Traceback" not in said.err
+    result = command_here("ensemble", str(study))
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+    assert "Traceback" not in result.err
 
 
 @pytest.mark.parametrize(
@@ -178,20 +178,20 @@ def test_a_damaged_study_is_told_in_one_line(study: Path, how: str, command_here
 def test_wrong_options_are_told_in_one_line(
     kept_study: Path, options: tuple[str, str], command_here: Callable[..., Any]
 ) -> None:
-    said = command_here("ensemble", str(kept_study), *options)
-    assert (said.code, said.err.count("\n")) == (2, 1)
+    result = command_here("ensemble", str(kept_study), *options)
+    assert (result.code, result.err.count("\n")) == (2, 1)
 
 
 def test_the_command_tells_and_writes(study: Path, tmp_path: Path, command_here: Callable[..., Any]) -> None:
     file = tmp_path / "e.safetensors"
-    said = command_here("ensemble", str(study), "--members", "3", "--out", str(file))
-    assert said.code == 0
+    result = command_here("ensemble", str(study), "--members", "3", "--out", str(file))
+    assert result.code == 0
     for words in ("read after the choice", "disagreement", "epistemic", "Shapley"):
-        assert words in said.out
-    told = json.loads(command_here("ensemble", str(study), "--members", "3", "--json").out)
+        assert words in result.out
+    data = json.loads(command_here("ensemble", str(study), "--members", "3", "--json").out)
     with safe_open(file, "pt") as opened:
         written = json.loads(opened.metadata()[KEY])
-    assert [(m["trial"], m["weight"]) for m in told["members"]] == [
+    assert [(m["trial"], m["weight"]) for m in data["members"]] == [
         (m["trial"], m["weight"]) for m in written["members"]
     ]
 
@@ -199,7 +199,7 @@ def test_the_command_tells_and_writes(study: Path, tmp_path: Path, command_here:
 def test_rubbish_is_no_ensemble(kept_study: Path, tmp_path: Path) -> None:
     file = elastune.save_ensemble(elastune.ensemble(kept_study), tmp_path / "e.safetensors")
     with safe_open(file, "pt") as opened:
-        told = json.loads(opened.metadata()[KEY])
+        data = json.loads(opened.metadata()[KEY])
         tensors = {name: opened.get_tensor(name) for name in list(opened.keys())}
     bad = tmp_path / "bad.safetensors"
 
@@ -213,17 +213,17 @@ def test_rubbish_is_no_ensemble(kept_study: Path, tmp_path: Path) -> None:
     refused()
     bad.write_bytes(file.read_bytes()[:-10])
     refused()
-    save_file(tensors, bad, {KEY: json.dumps(told)})  # as it was, but for the digest
+    save_file(tensors, bad, {KEY: json.dumps(data)})  # as it was, but for the digest
     assert "an ensemble" in refused()
     for change in (
         {"members": []},
         {"width": "three"},
         {"format": 3},
         {"more": 1},
-        {"members": [{**told["members"][0], "weight": 0.2}]},
-        {"members": [{**told["members"][0], "weight": float("nan")}]},
+        {"members": [{**data["members"][0], "weight": 0.2}]},
+        {"members": [{**data["members"][0], "weight": float("nan")}]},
     ):
-        write_model_file(bad, {**told, **change}, tensors)
+        write_model_file(bad, {**data, **change}, tensors)
         refused()
     shutil.copy(file, bad)
     assert "names" not in refused(lambda config: torch.nn.Linear(2, 3))
@@ -233,9 +233,9 @@ def test_rubbish_is_no_ensemble(kept_study: Path, tmp_path: Path) -> None:
 def test_a_study_tells_what_it_has_kept_and_how_much_that_is(
     kept_study: Path, command_here: Callable[..., Any]
 ) -> None:
-    told = command_here("report", str(kept_study), "--json").json["kept"]
-    assert [one["trial"] for one in told] == list(range(6))
-    assert all(one["size"] > 1000 for one in told)
+    result = command_here("report", str(kept_study), "--json").json["kept"]
+    assert [one["trial"] for one in result] == list(range(6))
+    assert all(one["size"] > 1000 for one in result)
     assert "kept    6 trials, 6 of them with predictions: " in command_here("report", str(kept_study)).out
 
 

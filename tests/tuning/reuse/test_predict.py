@@ -46,8 +46,8 @@ def program(tmp_path: Path, body: str) -> Path:
 
 def test_what_is_asked_later_is_what_the_session_kept(study: Path) -> None:
     before = {one.trial: one.predictions("validation") for one in library(study).candidates}
-    told = elastune.Study.load(study).predict(["validation"], again=True)
-    assert [(one.trial, one.rows) for one in told] == [(number, 100) for number in range(6)]
+    loaded = elastune.Study.load(study).predict(["validation"], again=True)
+    assert [(one.trial, one.rows) for one in loaded] == [(number, 100) for number in range(6)]
     for one in library(study).candidates:
         now = one.predictions("validation")  # by the digest that the journal has now
         assert torch.equal(now["targets"], before[one.trial]["targets"])
@@ -56,8 +56,8 @@ def test_what_is_asked_later_is_what_the_session_kept(study: Path) -> None:
 
 def test_new_data_can_judge_an_ensemble(study: Path, command_here: Callable[..., Any]) -> None:
     seconds = elastune.Study.load(study).seconds
-    said = command_here("predict", study, "--data", "test_later", "--json")
-    assert [one["rows"] for one in said.json["predictions"]] == [30] * 6
+    result = command_here("predict", study, "--data", "test_later", "--json")
+    assert [one["rows"] for one in result.json["predictions"]] == [30] * 6
     again = command_here("predict", study, "--data", "test_later")
     assert again.out.count("is there already") == 6
     x, y = points(30, seed=3).tensors
@@ -66,10 +66,10 @@ def test_new_data_can_judge_an_ensemble(study: Path, command_here: Callable[...,
     fill(model, weights_of(one), "of trial 2")
     assert torch.allclose(one.read("test_later")["outputs"], model(x))
     assert torch.equal(one.read("test_later")["targets"], y)
-    found = elastune.Study.load(study).ensemble(members=3, test="test_later")
-    assert found.test is not None
-    assert (found.test.data, found.test.rows) == ("test_later", 30)
-    assert found.to_json() == elastune.ensemble(study, members=3, test="test_later").to_json()
+    loaded = elastune.Study.load(study).ensemble(members=3, test="test_later")
+    assert loaded.test is not None
+    assert (loaded.test.data, loaded.test.rows) == ("test_later", 30)
+    assert loaded.to_json() == elastune.ensemble(study, members=3, test="test_later").to_json()
     assert elastune.Study.load(study).seconds == seconds, "it takes none of the study's time"
     assert one.artifact.size == sum(file.stat().st_size for file in one.folder.rglob("*") if file.is_file())
 
@@ -92,9 +92,9 @@ def test_only_the_trials_that_are_named_are_asked(study: Path) -> None:
 def test_wrong_questions_are_told_in_one_line(
     study: Path, options: tuple[str, ...], words: str, command_here: Callable[..., Any]
 ) -> None:
-    said = command_here("predict", study, *options)
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert words in said.err
+    result = command_here("predict", study, *options)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert words in result.err
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_a_file_with_hooks_alone_will_do(study: Path, tmp_path: Path) -> None:
 
 def test_outputs_that_are_no_numbers_are_told_and_left_out(study: Path, tmp_path: Path) -> None:
     file = program(tmp_path, "def predict(model, name): return torch.full((3, 3), torch.nan), torch.zeros(3).long()")
-    told = elastune.predict(study, ["test_later"], trials=[0], program=file)
-    assert [(one.rows, one.reason) for one in told] == [(0, "the model's outputs are not finite")]
+    prediction = elastune.predict(study, ["test_later"], trials=[0], program=file)
+    assert [(one.rows, one.reason) for one in prediction] == [(0, "the model's outputs are not finite")]
 
 
 def test_a_program_that_trains_otherwise_by_now_is_not_taken_for_the_study_s(study: Path, tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def reference(said: np.ndarray, right: np.ndarray, rounds: int) -> list[int]:
 @pytest.mark.parametrize("seed", range(5))
 def test_it_chooses_as_the_paper_does(seed: int) -> None:
     seen = library(9, seed=seed)
-    found = greedy(seen, SCORES["log_loss"], ANY, [1.0] * 9, rounds=12)
-    assert found == reference(seen.outputs, seen.right, 12)
+    result = greedy(seen, SCORES["log_loss"], ANY, [1.0] * 9, rounds=12)
+    assert result == reference(seen.outputs, seen.right, 12)
 
 
 REFERENCES = json.loads(FILE.read_text())
@@ -147,9 +147,9 @@ def test_it_is_no_worse_than_without_a_warm_start() -> None:
     for seed in range(8):
         seen, costs = library(12, seed=seed), [1.0] * 12
         score = SCORES["accuracy"]
-        found = select(seen, score, EnsembleLimits(4), costs, bags=0)
+        result = select(seen, score, EnsembleLimits(4), costs, bags=0)
         cold = seen.outputs[greedy(seen, score, EnsembleLimits(4), costs)].mean(0)
-        gain = float(score.of(np.tensordot(found, seen.outputs, 1), seen.right))
+        gain = float(score.of(np.tensordot(result, seen.outputs, 1), seen.right))
         assert gain >= float(score.of(cold, seen.right)) - 1e-12
 
 
@@ -207,9 +207,9 @@ def test_stacked_values_find_the_weights_that_made_them() -> None:
 
 @pytest.mark.parametrize("point", [[0.2, 0.3, 0.5], [3.0, 0.0, 0.0], [-1.0, -1.0, -1.0], [0.6, 0.6, -5.0]])
 def test_projections_lie_in_the_simplex(point: list[float]) -> None:
-    found = onto_simplex(np.array(point))
-    assert found.min() >= 0
-    assert found.sum() == pytest.approx(1)
+    result = onto_simplex(np.array(point))
+    assert result.min() >= 0
+    assert result.sum() == pytest.approx(1)
 
 
 def test_the_task_is_told_by_shapes_and_types() -> None:

@@ -26,8 +26,8 @@ PROGRAMS = Path(__file__).parents[2] / "programs"
 def parts(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study of one trial a view."""
     out = tmp_path_factory.mktemp("parts") / "out"
-    asked = StudyRequest(Program(PROGRAMS / "views.py"), out, sampler="grid", trials=2, workers=2, keep="all")
-    tune(asked, cluster=cluster)
+    request = StudyRequest(Program(PROGRAMS / "views.py"), out, sampler="grid", trials=2, workers=2, keep="all")
+    tune(request, cluster=cluster)
     return out
 
 
@@ -45,10 +45,10 @@ def test_a_head_learns_what_no_part_can_tell(parts: Path, cluster: LocalCluster,
     whole = trained("one", 1)
     trained("two", 2, epochs=2)
     assert trained("two", 2, epochs=4, resume=True) == whole
-    found = load_newest(tmp_path / "one" / "checkpoints")
-    assert found is not None
+    newest = load_newest(tmp_path / "one" / "checkpoints")
+    assert newest is not None
     model = elastune.stacked_parts(parts, build, outputs=4, example=torch.zeros(1, 2), view=view)
-    model.load_state_dict(found[1].states["model"])
+    model.load_state_dict(newest[1].states["model"])
     x, y = points(200, 5).tensors
     with torch.no_grad():
         alone = [float((part(view(c, x)).argmax(1) == y).double().mean()) for part, c in both(model)]

@@ -36,10 +36,10 @@ def best_evidence(features: np.ndarray, y: np.ndarray) -> float:
     centre, reach, best = (0.0, 0.0), 8.0, -np.inf
     for _ in range(5):
         grid = [(a, b) for a in np.linspace(-reach, reach, 17) for b in np.linspace(-reach, reach, 17)]
-        found = {(centre[0] + a, centre[1] + b): 0.0 for a, b in grid}
-        found = {at: evidence(features, y, float(np.exp(at[0])), float(np.exp(at[1]))) for at in found}
-        centre = max(found, key=lambda at: found[at])
-        best, reach = max(best, found[centre]), reach / 6
+        results = {(centre[0] + a, centre[1] + b): 0.0 for a, b in grid}
+        results = {at: evidence(features, y, float(np.exp(at[0])), float(np.exp(at[1]))) for at in results}
+        centre = max(results, key=lambda at: results[at])
+        best, reach = max(best, results[centre]), reach / 6
     return best
 
 
@@ -65,8 +65,8 @@ def maximised(features: np.ndarray, y: np.ndarray) -> float:
     a = alpha * np.eye(d) + beta * features.T @ features
     m = beta * np.linalg.inv(a) @ features.T @ y
     fit = beta / 2 * ((features @ m - y) ** 2).sum() + alpha / 2 * m @ m
-    told = n / 2 * np.log(beta) + d / 2 * np.log(alpha) - n / 2 * np.log(2 * np.pi) - fit
-    return float((told - np.linalg.slogdet(a)[1] / 2) / n)
+    result = n / 2 * np.log(beta) + d / 2 * np.log(alpha) - n / 2 * np.log(2 * np.pi) - fit
+    return float((result - np.linalg.slogdet(a)[1] / 2) / n)
 
 
 @pytest.mark.parametrize(("n", "d", "seed"), [(60, 5, 0), (60, 5, 1), (200, 32, 2), (30, 24, 3)])
@@ -122,11 +122,11 @@ def study(kept_study: Path, tmp_path: Path) -> Path:
 
 
 def test_sources_are_ranked_by_their_features(study: Path, tmp_path: Path, command_here: Callable[..., Any]) -> None:
-    told = command_here("transfer", study, "--data", "newtask", "--json").json
-    assert (told["rows"], told["tau"], len(told["sources"])) == (80, None, 6)
-    scores = [one["score"] for one in told["sources"]]
+    result = command_here("transfer", study, "--data", "newtask", "--json").json
+    assert (result["rows"], result["tau"], len(result["sources"])) == (80, None, 6)
+    scores = [one["score"] for one in result["sources"]]
     assert scores == sorted(scores, reverse=True)
-    first = told["sources"][0]
+    first = result["sources"][0]
     told_by = {one.trial: one.predictions("newtask") for one in library(study).candidates}[first["trial"]]
     assert first["score"] == logme(told_by["outputs"].double().numpy(), targets_of(told_by["targets"].numpy()))
     assert first["width"] == 8
@@ -145,14 +145,14 @@ def test_estimates_are_held_against_what_was_measured(
         config = {"epochs": 1}
         tune(StudyRequest(Program(ASSETS), out, trials=1, workers=1, config=config, start_from=begins), cluster=cluster)
         begun.append(out)
-    told = elastune.rank_sources([study], "newtask", measured=begun)
+    result = elastune.rank_sources([study], "newtask", measured=begun)
     reached = [elastune.Study.load(out).complete[0].values["accuracy"] for out in begun]
     values = dict(zip((ranked[0].trial, ranked[-1].trial), reached, strict=True))
-    assert {s.trial: s.measured for s in told.sources if s.measured is not None} == values
+    assert {s.trial: s.measured for s in result.sources if s.measured is not None} == values
     better = values[ranked[0].trial] - values[ranked[-1].trial]
-    assert told.tau == (None if better == 0 else float(np.sign(better)))
-    said = command_here("transfer", study, "--data", "newtask", "--measured", begun[0], "--measured", begun[1])
-    assert "Kendall's tau" in said.out
+    assert result.tau == (None if better == 0 else float(np.sign(better)))
+    output = command_here("transfer", study, "--data", "newtask", "--measured", begun[0], "--measured", begun[1])
+    assert "Kendall's tau" in output.out
 
 
 def tau_b(one: list[float], other: list[float]) -> float:
@@ -168,19 +168,21 @@ def test_six_sources_are_held_against_what_all_of_them_have_reached(
     ranked, begun, reached = elastune.rank_sources([study], "newtask").sources, [], {}
     for source in ranked:
         out, begins = tmp_path / f"from-{source.trial}", StartFrom(Path(source.start_from))
-        asked = StudyRequest(
+        request = StudyRequest(
             Program(ASSETS), out, trials=1, workers=1, config={"epochs": 1, "lr": 0.01}, start_from=begins
         )
-        tune(asked, space=lambda trial: {"batch_size": trial.suggest_categorical("batch_size", [40])}, cluster=cluster)
+        tune(
+            request, space=lambda trial: {"batch_size": trial.suggest_categorical("batch_size", [40])}, cluster=cluster
+        )
         begun.append(out)
         reached[source.trial] = elastune.Study.load(out).complete[0].values["accuracy"]
-    told = elastune.rank_sources([study], "newtask", measured=begun)
-    assert len(told.sources) == 6
-    assert {source.trial: source.measured for source in told.sources} == reached
+    result = elastune.rank_sources([study], "newtask", measured=begun)
+    assert len(result.sources) == 6
+    assert {source.trial: source.measured for source in result.sources} == reached
     assert len(set(reached.values())) >= 3, "sources differ in what comes of them"
-    wanted = tau_b([source.score for source in told.sources], [reached[source.trial] for source in told.sources])
-    assert told.tau == pytest.approx(wanted)
-    assert elastune.rank_sources([study], "newtask", measured=begun[::-1]).tau == told.tau
+    wanted = tau_b([source.score for source in result.sources], [reached[source.trial] for source in result.sources])
+    assert result.tau == pytest.approx(wanted)
+    assert elastune.rank_sources([study], "newtask", measured=begun[::-1]).tau == result.tau
 
 
 @pytest.mark.parametrize(
@@ -196,9 +198,9 @@ def test_six_sources_are_held_against_what_all_of_them_have_reached(
 def test_wrong_questions_are_told_in_one_line(
     study: Path, options: tuple[str, ...], words: str, command_here: Callable[..., Any]
 ) -> None:
-    said = command_here("transfer", study, *(text.format(study=study) for text in options))
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert words in said.err
+    result = command_here("transfer", study, *(text.format(study=study) for text in options))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert words in result.err
 
 
 def test_sources_that_saw_other_samples_are_not_compared(study: Path, tmp_path: Path) -> None:

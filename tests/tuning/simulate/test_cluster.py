@@ -53,11 +53,11 @@ def spec(out: Path, workers: int = 1, **more: Any) -> RunSpec:
 
 def history(cluster: SimulatedCluster, *runs: SimulatedHandle) -> list[tuple[float, Event]]:
     """Everything to the end of these runs, with its time."""
-    told: list[tuple[float, Event]] = []
+    results: list[tuple[float, Event]] = []
     while any(run.alive for run in runs):
         cluster.wait(math.inf)
-        told += [(cluster.clock.now(), event) for run in runs for event in run.poll()]
-    return told
+        results += [(cluster.clock.now(), event) for run in runs for event in run.poll()]
+    return results
 
 
 def go_on(cluster: SimulatedCluster, seconds: float, *runs: SimulatedHandle) -> None:
@@ -95,17 +95,22 @@ def test_a_run_reports_each_epoch_and_ends(tmp_path: Path) -> None:
     cluster = cluster_of()
     run = cluster.start(spec(tmp_path / "run", 4))
     assert (cluster.free, run.alive, run.members, run.pids) == (4, 4, [], {})
-    told = history(cluster, run)
-    assert [at for at, _ in of(Reported, told)] == [30.0, 55.0, 80.0]
-    assert [(r.epoch, r.epochs, r.step, r.samples, r.seconds) for _, r in of(Reported, told)] == [
+    trial_history = history(cluster, run)
+    assert [at for at, _ in of(Reported, trial_history)] == [30.0, 55.0, 80.0]
+    assert [(r.epoch, r.epochs, r.step, r.samples, r.seconds) for _, r in of(Reported, trial_history)] == [
         (1, 3, 100, 1000, 25.0),
         (2, 3, 200, 2000, 50.0),
         (3, 3, 300, 3000, 75.0),
     ]
-    end = end_of(told)
+    end = end_of(trial_history)
     assert (end.workers, end.steps, end.samples, end.seconds, end.stopped) == (4, 300, 3000, 75.0, "complete")
     assert end.metrics == {"error": 1 / 3}
-    assert [(e.rank, e.code) for _, e in told[-4:] if isinstance(e, Exited)] == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    assert [(e.rank, e.code) for _, e in trial_history[-4:] if isinstance(e, Exited)] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+        (3, 0),
+    ]
     assert (cluster.free, cluster.busy_s, run.alive) == (8, 4 * 80.0, 0)
     assert not (tmp_path / "run").exists()
 
@@ -128,9 +133,9 @@ def test_until_epoch_and_resume_come_to_the_same_as_going_through(tmp_path: Path
     whole = end_of(history(cluster, cluster.start(spec(tmp_path / "whole", 2))))
     first = end_of(history(cluster, cluster.start(spec(tmp_path / "run", 2, until_epoch=epochs))))
     assert (first.stopped, first.steps, first.metrics) == ("until_epoch", epochs * 100, {"error": 1 / epochs})
-    told = history(cluster, cluster.start(spec(tmp_path / "run", 4, resume=True)))
-    assert [r.epoch for _, r in of(Reported, told)] == list(range(epochs + 1, 4))
-    last = end_of(told)
+    trial_history = history(cluster, cluster.start(spec(tmp_path / "run", 4, resume=True)))
+    assert [r.epoch for _, r in of(Reported, trial_history)] == list(range(epochs + 1, 4))
+    last = end_of(trial_history)
     assert last.sha256 == whole.sha256 != first.sha256
     assert last.seconds == epochs * 50.0 + (3 - epochs) * 25.0
 
@@ -150,8 +155,12 @@ def test_a_stop_ends_at_the_next_step_and_keeps_what_was_done(tmp_path: Path) ->
     assert run.step == 120
     run.stop()
     run.stop()
-    told = history(cluster, run)
-    assert (end_of(told).stopped, end_of(told).steps, end_of(told).seconds) == ("requested", 121, 121.0)
+    trial_history = history(cluster, run)
+    assert (end_of(trial_history).stopped, end_of(trial_history).steps, end_of(trial_history).seconds) == (
+        "requested",
+        121,
+        121.0,
+    )
     assert cluster.clock.now() == pytest.approx(305.0 + 5.0 + 121.0)
     last = end_of(history(cluster, cluster.start(spec(tmp_path / "run", resume=True))))
     assert (last.steps, last.samples, last.seconds) == (300, 3000, 300.0)
@@ -179,23 +188,23 @@ def test_growing_takes_a_start_and_a_pause_shrinking_a_pause(tmp_path: Path) -> 
     cluster.wait(25.1)  # 20.1 s of training, 40.2 steps
     run.resize(4, "rank 1")
     assert (cluster.free, run.members) == (4, [0, 1])
-    told: list[tuple[float, Event]] = []
-    while not of(Regrouped, told):
+    results: list[tuple[float, Event]] = []
+    while not of(Regrouped, results):
         cluster.wait(math.inf)
-        told += [(cluster.clock.now(), event) for event in run.poll()]
-    ((at, grown),) = of(Regrouped, told)
+        results += [(cluster.clock.now(), event) for event in run.poll()]
+    ((at, grown),) = of(Regrouped, results)
     assert (grown.members, grown.planned, grown.step, grown.pause_s) == ([0, 1, 2, 3], True, 51, 2.0)
     assert at == pytest.approx(5 + 25.5 + 2)
     run.resize(1, "others deserve more")
-    told = history(cluster, run)
-    ((_, shrunk),) = of(Regrouped, told)
+    results = history(cluster, run)
+    ((_, shrunk),) = of(Regrouped, results)
     assert (shrunk.members, shrunk.step, shrunk.pause_s) == ([0], 51, 2.0)
-    assert [(g.worker, g.how, g.why) for _, g in of(WorkerGone, told)] == [
+    assert [(g.worker, g.how, g.why) for _, g in of(WorkerGone, results)] == [
         (n, "left", "others deserve more") for n in (1, 2, 3)
     ]
     whole = end_of(history(cluster, cluster.start(spec(tmp_path / "whole"))))
-    assert end_of(told).sha256 == whole.sha256
-    assert end_of(told).seconds == pytest.approx(25.5 + 2 + 2 + 249)
+    assert end_of(results).sha256 == whole.sha256
+    assert end_of(results).seconds == pytest.approx(25.5 + 2 + 2 + 249)
 
 
 def test_a_resize_keeps_to_the_bounds_and_to_the_room(tmp_path: Path) -> None:
@@ -223,16 +232,18 @@ def test_a_resize_keeps_to_the_bounds_and_to_the_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "reason", "detail", "told"),
+    ("act", "reason", "detail", "expected_count"),
     [("raises", "exception", "ArithmeticError: seed 0 was unlucky", 0), ("diverges", "diverged", "error is nan", 1)],
 )
-def test_what_the_model_does_is_the_runs_result(tmp_path: Path, act: str, reason: str, detail: str, told: int) -> None:
+def test_what_the_model_does_is_the_runs_result(
+    tmp_path: Path, act: str, reason: str, detail: str, expected_count: int
+) -> None:
     cluster = cluster_of()
     happened = history(cluster, cluster.start(spec(tmp_path, 2, config={"act": act})))
     ((at, failed),) = of(RunFailed, happened)
     assert (at, failed.reason) == (55.0, reason)
     assert failed.detail.startswith(detail)
-    assert len(reports([e for _, e in happened])) == told
+    assert len(reports([e for _, e in happened])) == expected_count
     assert {end.code for end in exits([e for _, e in happened]).values()} == {1}
     assert cluster.free == 8
 
@@ -243,12 +254,12 @@ def test_a_lost_worker_is_replaced_and_its_step_done_again(tmp_path: Path) -> No
     run = cluster.start(spec(tmp_path / "run", 2))
     cluster.wait(25.1)
     run.kill_worker(0)
-    told = history(cluster, run)
-    (_, alone), (_, both) = of(Regrouped, told)
+    trial_history = history(cluster, run)
+    (_, alone), (_, both) = of(Regrouped, trial_history)
     assert (alone.members, alone.planned, alone.step, alone.discarded) == ([1], False, 40, 1)
     assert (both.members, both.planned, both.discarded) == ([1, 2], True, 0)
-    assert [(g.worker, g.how) for _, g in of(WorkerGone, told)] == [(0, "lost")]
-    assert end_of(told).sha256 == whole.sha256
+    assert [(g.worker, g.how) for _, g in of(WorkerGone, trial_history)] == [(0, "lost")]
+    assert end_of(trial_history).sha256 == whole.sha256
 
 
 def test_the_last_workers_loss_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
@@ -258,9 +269,9 @@ def test_the_last_workers_loss_goes_back_to_the_checkpoint(tmp_path: Path) -> No
     run.poll()
     cluster.wait(60.0)  # in the second epoch
     run.kill_worker(0)
-    told = history(cluster, run)
-    assert [r.step for _, r in of(Restarted, told)] == [100]
-    assert end_of(told).steps == 300
+    trial_history = history(cluster, run)
+    assert [r.step for _, r in of(Restarted, trial_history)] == [100]
+    assert end_of(trial_history).steps == 300
 
 
 def test_losses_are_those_of_the_seed(tmp_path: Path) -> None:
@@ -294,8 +305,8 @@ def test_thousands_of_workers_take_no_time(tmp_path: Path) -> None:
 def test_what_a_simulation_kept_is_checked(tmp_path: Path) -> None:
     (tmp_path / "simulated.json").write_text("{")
     cluster = cluster_of()
-    told = history(cluster, cluster.start(spec(tmp_path, resume=True)))
-    assert [r.reason for _, r in of(RunFailed, told)] == ["user_error"]
+    trial_history = history(cluster, cluster.start(spec(tmp_path, resume=True)))
+    assert [r.reason for _, r in of(RunFailed, trial_history)] == ["user_error"]
     with pytest.raises(UserError):
         cluster_of(0)
     with pytest.raises(ValueError, match="forward"):

@@ -33,10 +33,10 @@ PACES = {"each its own": '(1 + config["x"] / 7)', "all the same": "1"}  # the la
 
 def tried(out: Path) -> tuple[list[Any], list[Any], int]:
     """Each trial's parameters, in order; how each ended; and how often a run went on though its controller had died."""
-    told = [entry.record for entry in read(out / "journal.jsonl")]
-    begun = [(record.trial, record.params) for record in told if isinstance(record, TrialStarted)]
-    ends = [(r.trial, r.state, r.values, r.seconds, r.worker_seconds) for r in told if isinstance(r, TrialFinished)]
-    return begun, ends, sum(isinstance(record, TrialAdopted) for record in told)
+    results = [entry.record for entry in read(out / "journal.jsonl")]
+    begun = [(record.trial, record.params) for record in results if isinstance(record, TrialStarted)]
+    ends = [(r.trial, r.state, r.values, r.seconds, r.worker_seconds) for r in results if isinstance(r, TrialFinished)]
+    return begun, ends, sum(isinstance(record, TrialAdopted) for record in results)
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def tried(out: Path) -> tuple[list[Any], list[Any], int]:
 )
 def test_kills_change_no_trial(pace: str, changes: dict[str, Any], program, tmp_path: Path) -> None:
     mine = program(SURROGATE.replace("PACE", PACES[pace]))
-    asked = StudyRequest(mine, tmp_path / "whole", workers=4, **{"trials": 24, **changes})
-    simulate_until(asked)
-    rng, killed = random.Random(1), replace(asked, out=tmp_path / "killed")
+    request = StudyRequest(mine, tmp_path / "whole", workers=4, **{"trials": 24, **changes})
+    simulate_until(request)
+    rng, killed = random.Random(1), replace(request, out=tmp_path / "killed")
     simulate_until(killed, 2)
     for _ in range(8):
         simulate_until(replace(killed, resume=True), rng.randint(3, 30))
     simulate_until(replace(killed, resume=True))
-    begun, ends, _ = tried(asked.out)
+    begun, ends, _ = tried(request.out)
     begun_again, ends_again, went_on = tried(killed.out)
     assert begun_again == begun
     assert ends_again == ends

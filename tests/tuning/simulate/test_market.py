@@ -35,37 +35,37 @@ def market(*steps: tuple[float, int]) -> Market:
 
 def test_every_second_of_a_worker_is_paid_and_only_progress_is_useful() -> None:
     offers = market((0.0, 2), (1000.0, 1), (2000.0, 3), (10_000.0, 3))
-    found = replay(
+    replayed = replay(
         MarketJob(4000.0), offers, spot_alone(8), Overheads(start_s=100.0, join_s=5.0, loss_s=10.0, redo_s=20.0)
     )
     # Until 100 nothing; to 1000 two, of which 40 are done again; 10 s nothing; to 2000 one; to 2100 one while two
     # start; 5 s nothing; then three.
     done_by_2100 = 2 * 900 - 40 + 990 + 100
-    assert found.done_s == pytest.approx(2105 + (4000 - done_by_2100) / 3)
-    assert found.spot_s == pytest.approx(2 * 1000 + 1 * 1000 + 3 * (found.done_s - 2000))
-    assert found.useful_s == pytest.approx(4000.0)
-    assert found.cost == pytest.approx(found.spot_s / HOUR)
-    assert (found.losses, found.on_demand_s) == (1, 0.0)
+    assert replayed.done_s == pytest.approx(2105 + (4000 - done_by_2100) / 3)
+    assert replayed.spot_s == pytest.approx(2 * 1000 + 1 * 1000 + 3 * (replayed.done_s - 2000))
+    assert replayed.useful_s == pytest.approx(4000.0)
+    assert replayed.cost == pytest.approx(replayed.spot_s / HOUR)
+    assert (replayed.losses, replayed.on_demand_s) == (1, 0.0)
 
 
 def test_workers_that_stay_need_no_trace_and_no_change() -> None:
-    found = replay(MarketJob(4000.0), market((0.0, 0), (9000.0, 0)), on_demand_alone(4))
-    assert (found.done_s, found.changes, found.goodput) == (1000.0, 1, pytest.approx(1.0))
-    assert found.cost == pytest.approx(4000.0 / HOUR * 3)
+    replayed = replay(MarketJob(4000.0), market((0.0, 0), (9000.0, 0)), on_demand_alone(4))
+    assert (replayed.done_s, replayed.changes, replayed.goodput) == (1000.0, 1, pytest.approx(1.0))
+    assert replayed.cost == pytest.approx(4000.0 / HOUR * 3)
 
 
 def test_what_is_not_done_by_the_end_says_how_far_it_came() -> None:
-    found = replay(MarketJob(4000.0), market((0.0, 1), (1000.0, 1)), spot_alone(4))
-    assert (found.done_s, found.done) == (None, pytest.approx(0.25))
+    replayed = replay(MarketJob(4000.0), market((0.0, 1), (1000.0, 1)), spot_alone(4))
+    assert (replayed.done_s, replayed.done) == (None, pytest.approx(0.25))
 
 
 def test_a_gang_waits_for_all_of_its_spot_workers_and_for_the_line() -> None:
     offers = market((0.0, 3), (1000.0, 4), (3000.0, 3), (8000.0, 3))
-    found = replay(MarketJob(16_000.0), offers, gang(4, 8000.0, 0.0))
+    replayed = replay(MarketJob(16_000.0), offers, gang(4, 8000.0, 0.0))
     # Behind the line from the first moment on, so on demand until level with it; spot while four are there.
-    assert found.done_s is not None
-    assert found.done_s <= 8000.0
-    assert found.spot_s == pytest.approx(4 * 2000.0, rel=0.1)
+    assert replayed.done_s is not None
+    assert replayed.done_s <= 8000.0
+    assert replayed.spot_s == pytest.approx(4 * 2000.0, rel=0.1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -85,26 +85,26 @@ def test_the_policy_is_in_time_and_never_cheaper_than_the_optimum(
     deadline_s = offers.offer.end_s
     job, own = MarketJob(part * most * deadline_s), Overheads(start_s=30.0, join_s=1.0, loss_s=2.0)
     rules = SpotRules(deadline_s, most, patience=patience, changeover_s=32.0)
-    found = replay(job, offers, mixed(rules), own)
-    assert found.done_s is not None
+    replayed = replay(job, offers, mixed(rules), own)
+    assert replayed.done_s is not None
     best = least_cost(job.work_s, most, float, market_spans(offers.offer, PRICES, deadline_s))
     assert best is not None
-    assert found.cost >= best * (1 - 1e-9)
+    assert replayed.cost >= best * (1 - 1e-9)
 
 
 def test_a_forecast_has_the_policy_the_baselines_and_the_optimum() -> None:
     offers = market((0.0, 8), (2 * HOUR, 2), (3 * HOUR, 8), (12 * HOUR, 8))
-    found = {
+    results = {
         each.name: each
         for each in forecasts(MarketJob(40 * HOUR), offers, SpotRules(10 * HOUR, 8), Overheads(2.0, 0.1, 0.1))
     }
-    best, ours = found[HINDSIGHT].cost, found[POLICY].cost
+    best, ours = results[HINDSIGHT].cost, results[POLICY].cost
     assert best == pytest.approx(40.0)
     assert ours == pytest.approx(best, rel=0.01)
-    assert found[ON_DEMAND_ALONE].cost == pytest.approx(3 * 40.0, rel=0.01)
-    assert found[SPOT_ALONE].cost == pytest.approx(best, rel=0.01)
-    assert found[GANG].cost > ours  # type: ignore[operator]
-    assert all(each.in_time(10 * HOUR) for each in found.values())
+    assert results[ON_DEMAND_ALONE].cost == pytest.approx(3 * 40.0, rel=0.01)
+    assert results[SPOT_ALONE].cost == pytest.approx(best, rel=0.01)
+    assert results[GANG].cost > ours  # type: ignore[operator]
+    assert all(each.in_time(10 * HOUR) for each in results.values())
 
 
 def test_a_trace_that_ends_before_the_deadline_says_nothing_of_it() -> None:

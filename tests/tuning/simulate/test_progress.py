@@ -8,8 +8,8 @@ from elastune.tuning.simulate.trial_model import Position, Progress, load_progre
 
 
 def epoch(folder: Path, at: float) -> int | None:
-    found = load_progress(folder, at)
-    return None if found is None else found.position.epoch
+    result = load_progress(folder, at)
+    return None if result is None else result.position.epoch
 
 
 def test_an_end_that_nobody_heard_of_may_come_again_and_again(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ def finished(step: int, seconds: float) -> RunFinished:
     return RunFinished("", 1, step, step * 10, seconds, {})
 
 
-def entries(*told: Record) -> list[Entry]:
-    return [Entry(1.7e9 + at, record) for at, record in enumerate(told)]
+def entries(*results: Record) -> list[Entry]:
+    return [Entry(1.7e9 + at, record) for at, record in enumerate(results)]
 
 
 def test_steps_are_timed_between_reports_by_the_workers_that_they_had() -> None:
@@ -63,7 +63,7 @@ def test_what_was_lost_with_a_controller_is_not_in_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "complaint"),
+    ("records", "complaint"),
     [
         ([], "must have trained and ended"),
         ([started(2), said(100, 10.0)], "must have trained and ended"),
@@ -71,9 +71,9 @@ def test_what_was_lost_with_a_controller_is_not_in_it() -> None:
         ([started(2), changed(50, 0), finished(100, 10.0)], "some steps on unchanged workers"),
     ],
 )
-def test_a_run_that_tells_nothing_is_refused(told: list[Record], complaint: str) -> None:
+def test_a_run_that_tells_nothing_is_refused(records: list[Record], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        recorded_run(entries(*told), "here")
+        recorded_run(entries(*records), "here")
 
 
 def test_a_run_is_work_for_a_market(tmp_path: Path) -> None:

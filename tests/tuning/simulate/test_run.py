@@ -52,14 +52,14 @@ def surrogate(config, workers):
 
 
 def request_of(program: Program, out: Path, **changes: Any) -> StudyRequest:
-    asked = StudyRequest(program, out, sampler="random", trials=12, workers=4)
-    return replace(asked, **changes)
+    request = StudyRequest(program, out, sampler="random", trials=12, workers=4)
+    return replace(request, **changes)
 
 
-def simulated(asked: StudyRequest, **more: Any) -> Simulation:
-    surrogate = load(asked.program).surrogate
+def simulated(request: StudyRequest, **more: Any) -> Simulation:
+    surrogate = load(request.program).surrogate
     assert surrogate is not None
-    return simulate(asked, SurrogateModel(surrogate, start_s=1.0, resize_pause_s=0.5), **more)
+    return simulate(request, SurrogateModel(surrogate, start_s=1.0, resize_pause_s=0.5), **more)
 
 
 @pytest.fixture
@@ -72,18 +72,18 @@ def records(out: Path) -> list[Record]:
 
 
 def test_a_simulated_study_is_a_study_with_virtual_times(made_up: Program, tmp_path: Path) -> None:
-    found = simulated(request_of(made_up, tmp_path / "out"))
-    assert found.study == Study.load(tmp_path / "out")
-    assert len(found.study.complete) == 12
-    for trial in found.study.trials:
+    result = simulated(request_of(made_up, tmp_path / "out"))
+    assert result.study == Study.load(tmp_path / "out")
+    assert len(result.study.complete) == 12
+    for trial in result.study.trials:
         assert trial.values["seconds"] == (100.0 if trial.config["kind"] == "a" else 50.0)
         assert trial.seconds == trial.values["seconds"] + 1.0, "starting counts, though not as training"
     stamps = [entry.at for entry in read(tmp_path / "out" / "journal.jsonl")]
     assert stamps == sorted(stamps)
-    assert (stamps[0], stamps[-1]) == (0.0, found.seconds)
-    assert found.seconds > 150.0 > found.real_seconds
-    busy = sum(trial.seconds for trial in found.study.trials)
-    assert found.used == pytest.approx(busy / (4 * found.seconds))
+    assert (stamps[0], stamps[-1]) == (0.0, result.seconds)
+    assert result.seconds > 150.0 > result.real_seconds
+    busy = sum(trial.seconds for trial in result.study.trials)
+    assert result.used == pytest.approx(busy / (4 * result.seconds))
 
 
 def test_a_grid_needs_no_budget_and_ends_with_its_last_configuration(made_up: Program, tmp_path: Path) -> None:
@@ -93,19 +93,19 @@ def test_a_grid_needs_no_budget_and_ends_with_its_last_configuration(made_up: Pr
             "lr": trial.suggest_categorical("lr", [0.1, 0.2]),
         }
 
-    asked = request_of(made_up, tmp_path / "out", sampler="grid", trials=None)
-    found = simulated(asked, space=space)
-    assert len(found.study.complete) == 4
-    assert found.study.ending == "the space is exhausted"
+    plain_request = request_of(made_up, tmp_path / "out", sampler="grid", trials=None)
+    result = simulated(plain_request, space=space)
+    assert len(result.study.complete) == 4
+    assert result.study.ending == "the space is exhausted"
     for changes in ({"sampler": "random"}, {"stopping": "pbt:population=2"}):
         with pytest.raises(UserError, match="a study needs a budget"):
-            check(replace(asked, out=tmp_path / "other", **changes), space)
+            check(replace(plain_request, out=tmp_path / "other", **changes), space)
 
 
 def test_constraints_of_the_programs_file_count_beside_those_of_the_call(program, tmp_path: Path) -> None:
     bounded = program(f"{SURROGATE}\nconstraints = ['seconds <= 60', 'lr <= 0.5']\n")
-    asked = request_of(bounded, tmp_path / "out", constraints=("error <= 1",))
-    study = simulated(asked).study
+    plain_request = request_of(bounded, tmp_path / "out", constraints=("error <= 1",))
+    study = simulated(plain_request).study
     assert all(trial.config["lr"] <= 0.5 for trial in study.trials), "settings that break it are not tried"
     slow = [trial for trial in study.trials if trial.config["kind"] == "a"]
     assert slow
@@ -114,10 +114,12 @@ def test_constraints_of_the_programs_file_count_beside_those_of_the_call(program
     assert all(trial.values["error"] <= 1 for trial in study.complete)
     (started, *_) = [each for each in records(tmp_path / "out") if isinstance(each, StudyStarted)]
     assert started.settings["constraints"] == ["seconds <= 60", "lr <= 0.5", "error <= 1"]
-    assert len(simulated(replace(asked, resume=True, trials=13)).study.trials) == 13, "a resumed study has the same"
+    assert len(simulated(replace(plain_request, resume=True, trials=13)).study.trials) == 13, (
+        "a resumed study has the same"
+    )
     bounded.path.write_text(SURROGATE)
     with pytest.raises(UserError, match="resumes with the constraints it was begun with"):
-        simulated(replace(asked, resume=True, trials=14))
+        simulated(replace(plain_request, resume=True, trials=14))
 
 
 def test_the_same_request_gives_the_same_journal(made_up: Program, tmp_path: Path) -> None:
@@ -132,22 +134,22 @@ def test_the_same_request_gives_the_same_journal(made_up: Program, tmp_path: Pat
 
 
 def test_a_budget_of_simulated_time_ends_the_study_at_its_second(made_up: Program, tmp_path: Path) -> None:
-    found = simulated(request_of(made_up, tmp_path / "out", trials=None, budget_s=1000.0))
-    assert found.seconds <= 1000.0
-    assert found.seconds > 850.0
-    assert found.real_seconds < 60.0
+    result = simulated(request_of(made_up, tmp_path / "out", trials=None, budget_s=1000.0))
+    assert result.seconds <= 1000.0
+    assert result.seconds > 850.0
+    assert result.real_seconds < 60.0
 
 
 def test_a_trial_that_takes_too_long_is_ended_at_that_moment(made_up: Program, tmp_path: Path) -> None:
-    found = simulated(request_of(made_up, tmp_path / "out", trial_timeout_s=75.5))
-    reasons = {(t.config["kind"], t.state, t.seconds) for t in found.study.trials}
+    result = simulated(request_of(made_up, tmp_path / "out", trial_timeout_s=75.5))
+    reasons = {(t.config["kind"], t.state, t.seconds) for t in result.study.trials}
     assert reasons == {("a", "infeasible", 75.5), ("b", "complete", 51.0)}
 
 
 def test_a_thousand_trials_on_256_workers_take_seconds(made_up: Program, tmp_path: Path) -> None:
     begun = time.process_time()
-    found = simulated(request_of(made_up, tmp_path / "out", trials=1000, workers=256))
-    assert len(found.study.complete) == 1000
+    result = simulated(request_of(made_up, tmp_path / "out", trials=1000, workers=256))
+    assert len(result.study.complete) == 1000
     assert time.process_time() - begun < 20.0, "about 3 where nothing else runs"
 
 
@@ -176,15 +178,15 @@ def test_a_controller_that_died_goes_on_where_its_clock_stood(made_up: Program, 
         if ended == 5:
             raise Killed
 
-    asked = request_of(made_up, tmp_path / "out")
+    plain_request = request_of(made_up, tmp_path / "out")
     with pytest.raises(Killed):
-        simulated(asked, observe=observe)
+        simulated(plain_request, observe=observe)
     before = read(tmp_path / "out" / "journal.jsonl")[-1].at
-    found = simulated(replace(asked, resume=True))
-    assert len(found.study.complete) == 12
+    result = simulated(replace(plain_request, resume=True))
+    assert len(result.study.complete) == 12
     stamps = [entry.at for entry in read(tmp_path / "out" / "journal.jsonl")]
     assert stamps == sorted(stamps)
-    assert stamps[-1] == before + found.seconds
+    assert stamps[-1] == before + result.seconds
 
 
 def test_a_simulation_is_not_mixed_with_trained_trials(made_up: Program, tmp_path: Path) -> None:
@@ -219,7 +221,7 @@ def test_a_program_that_can_only_be_simulated_cannot_be_trained(made_up: Program
 
 
 @pytest.mark.parametrize(
-    ("told", "rule"),
+    ("results", "rule"),
     [
         ([], "1 to 100000 epochs"),
         ([(1.0, {"error": 1.0}, 3)], "seconds and metrics"),
@@ -228,9 +230,9 @@ def test_a_program_that_can_only_be_simulated_cannot_be_trained(made_up: Program
         ([(math.inf, {"error": 1.0})], "0 or more"),
     ],
 )
-def test_what_a_surrogate_tells_is_checked(told: list[Any], rule: str) -> None:
+def test_what_a_surrogate_tells_is_checked(results: list[Any], rule: str) -> None:
     with pytest.raises(UserError, match=rule):
-        SurrogateModel(lambda config, workers: told).epochs({}, None)
+        SurrogateModel(lambda config, workers: results).epochs({}, None)
 
 
 def test_a_surrogate_has_as_many_epochs_as_it_tells_of() -> None:
@@ -308,42 +310,42 @@ def test_a_study_at_prices_of_hosts_pays_for_all_that_its_trials_had(
 ) -> None:
     """Trials of one worker on a cluster of two: what nobody uses is paid for by those that run."""
     prices = Prices({ANY: ((0.0, 3600.0), (60.0, 7200.0))})
-    asked = request_of(made_up, tmp_path / "out", workers=2, trials=trials, prices=prices)
-    asked = replace(
-        asked, objectives={"error": "min", "cost": "min"}, execution=ExecutionSettings(mode="fast", workers=1)
+    plain_request = request_of(made_up, tmp_path / "out", workers=2, trials=trials, prices=prices)
+    plain_request = replace(
+        plain_request, objectives={"error": "min", "cost": "min"}, execution=ExecutionSettings(mode="fast", workers=1)
     )
-    found = simulated(asked).study.complete
-    begun, ended = found[0].started_at, max(trial.ended_at for trial in found)
-    assert all(trial.values["cost"] == trial.metrics["cost"] for trial in found)
-    told = records(tmp_path / "out")
-    costs = [record.cost for record in told if isinstance(record, TrialFinished)]
-    assert costs == [trial.values["cost"] for trial in found]
+    result = simulated(plain_request).study.complete
+    begun, ended = result[0].started_at, max(trial.ended_at for trial in result)
+    assert all(trial.values["cost"] == trial.metrics["cost"] for trial in result)
+    recorded = records(tmp_path / "out")
+    costs = [record.cost for record in recorded if isinstance(record, TrialFinished)]
+    assert costs == [trial.values["cost"] for trial in result]
     whole = prices.cost(Paid(ANY, 2, 0.0, ended - begun))
-    assert sum(trial.values["cost"] for trial in found) == pytest.approx(whole), "starting is paid for, too"
-    assert trials > 1 or ended - begun == found[0].metrics["seconds"] + 1.0
-    reported = [record.cost for record in told if isinstance(record, TrialReported) and record.trial == 0]
+    assert sum(trial.values["cost"] for trial in result) == pytest.approx(whole), "starting is paid for, too"
+    assert trials > 1 or ended - begun == result[0].metrics["seconds"] + 1.0
+    reported = [record.cost for record in recorded if isinstance(record, TrialReported) and record.trial == 0]
     assert reported == sorted(reported)
-    assert 0 < reported[0] < reported[-1] <= found[0].values["cost"] or found[0].number
-    (started,) = (record for record in told if isinstance(record, StudyStarted))
+    assert 0 < reported[0] < reported[-1] <= result[0].values["cost"] or result[0].number
+    (started,) = (record for record in recorded if isinstance(record, StudyStarted))
     assert started.settings["prices"] == prices.digest
     with pytest.raises(UserError, match="prices it was begun with"):
-        simulated(replace(asked, resume=True, prices=Prices.constant(1.0)))
+        simulated(replace(plain_request, resume=True, prices=Prices.constant(1.0)))
 
 
 def test_paused_trials_and_those_of_a_controller_before_keep_their_costs(made_up: Program, tmp_path: Path) -> None:
     """Each trial's cost at its end is what all of its times have cost, whoever counted them."""
     prices = Prices.constant(3600.0)
-    asked = request_of(made_up, tmp_path / "out", workers=1, trials=9, prices=prices, stopping="asha:eta=3")
-    asked = replace(
-        asked, objectives={"error": "min", "cost": "min"}, execution=ExecutionSettings(mode="fast", workers=1)
+    plain_request = request_of(made_up, tmp_path / "out", workers=1, trials=9, prices=prices, stopping="asha:eta=3")
+    plain_request = replace(
+        plain_request, objectives={"error": "min", "cost": "min"}, execution=ExecutionSettings(mode="fast", workers=1)
     )
-    simulated(replace(asked, trials=5))
-    simulated(replace(asked, resume=True))
-    told = records(tmp_path / "out")
-    paused = {r.trial: r for r in told if isinstance(r, TrialPaused)}
-    whole = [r for r in told if isinstance(r, TrialFinished) and r.trial in paused]
+    simulated(replace(plain_request, trials=5))
+    simulated(replace(plain_request, resume=True))
+    recorded = records(tmp_path / "out")
+    paused = {r.trial: r for r in recorded if isinstance(r, TrialPaused)}
+    whole = [r for r in recorded if isinstance(r, TrialFinished) and r.trial in paused]
     assert whole, "some went on"
     for record in (*paused.values(), *whole):
-        of_trial = [r for r in told if isinstance(r, TrialPaused) and r.trial == record.trial]
+        of_trial = [r for r in recorded if isinstance(r, TrialPaused) and r.trial == record.trial]
         seconds = sum(r.seconds for r in of_trial) if isinstance(record, TrialPaused) else record.seconds
         assert record.cost == pytest.approx(seconds), "one worker, a dollar a second, nobody idle"

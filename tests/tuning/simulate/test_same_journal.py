@@ -68,7 +68,7 @@ def test_the_journal_is_that_of_before(name: str, program, tmp_path: Path) -> No
     mine = program(SURROGATE)
     surrogate = load(mine).surrogate
     assert surrogate is not None
-    asked = StudyRequest(mine, tmp_path / name, sampler="random", trials=40, workers=6, **changes)
+    request = StudyRequest(mine, tmp_path / name, sampler="random", trials=40, workers=6, **changes)
     losses = WorkerFailures(200.0, 1) if "trial_workers" in changes else None
-    simulate(asked, SurrogateModel(surrogate, start_s=1.0, resize_pause_s=0.5), losses=losses)
+    simulate(request, SurrogateModel(surrogate, start_s=1.0, resize_pause_s=0.5), losses=losses)
     assert digest(tmp_path / name / "journal.jsonl") == known

@@ -72,7 +72,7 @@ def edit(folder: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("PEAK = 0.3", "PEAK = 0.9", "program.py, line 2, in PEAK"),
         ("1.0 - abs", "2.0 - abs", "program.py, line 10, in surrogate"),
@@ -80,13 +80,13 @@ def edit(folder: Path, old: str, new: str) -> None:
         ('"plain"', '"other"', "space: it returns another kind"),
     ],
 )
-def test_a_change_is_refused_and_nothing_is_written(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_a_change_is_refused_and_nothing_is_written(tmp_path: Path, old: str, new: str, message: str) -> None:
     searched(asked(tmp_path))
     kept = (tmp_path / "out" / "journal.jsonl").read_bytes()
     edit(tmp_path, old, new)
     with pytest.raises(UserError, match="a study goes on with the program that it was begun with") as refused:
         searched(asked(tmp_path, resume=True, trials=9))
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "--accept-changes" in refused.value.fix
     assert (tmp_path / "out" / "journal.jsonl").read_bytes() == kept
 
@@ -109,11 +109,11 @@ def test_accepted_changes_keep_trials_apart_unless_asked(
     searched(asked(tmp_path, sampler=sampler))
     edit(tmp_path, "1.0 - abs", "0.5 - abs")  # worse than any before
     edit(tmp_path, 'trial.suggest_float("x", 0.0, 1.0)', 'trial.suggest_categorical("x", [0.1, 0.3])')
-    found = searched(asked(tmp_path, sampler=sampler, resume=True, accept_changes=True, trials=9))
-    assert [trial.number for trial in found.trials] == list(range(9))
-    assert found.since == 6
-    assert {trial.number for trial in found.front()} <= {6, 7, 8}
-    assert found.pick().trial.number >= 6
+    result = searched(asked(tmp_path, sampler=sampler, resume=True, accept_changes=True, trials=9))
+    assert [trial.number for trial in result.trials] == list(range(9))
+    assert result.since == 6
+    assert {trial.number for trial in result.front()} <= {6, 7, 8}
+    assert result.pick().trial.number >= 6
     entries = read(tmp_path / "out" / "journal.jsonl")
     story = gather_study(entries)
     assert story is not None
@@ -121,9 +121,9 @@ def test_accepted_changes_keep_trials_apart_unless_asked(
     assert [e.record.first_trial for e in entries if isinstance(e.record, ChangesAccepted)] == [6]
     whole = Study.load(tmp_path / "out", across_changes=True)
     assert whole.pick().trial.number < 6
-    told = str(explain(found))
-    assert "From trial 6 on" in told
-    assert "Front and pick are of the trials since; 6 trials began before" in told
+    text = str(explain(result))
+    assert "From trial 6 on" in text
+    assert "Front and pick are of the trials since; 6 trials began before" in text
     again = searched(asked(tmp_path, sampler=sampler, resume=True, trials=10))
     assert (again.since, len(again.trials)) == (6, 10), "accepted is accepted"
     if sampler == "random":
@@ -143,19 +143,19 @@ def test_a_study_without_a_result_has_nothing_to_mix(tmp_path: Path) -> None:
 
 def test_spaces_are_compared_by_what_they_ask_for_and_return() -> None:
     def two(trial: Any) -> dict[str, Any]:
-        found = {"a": trial.suggest_int("a", 1, 8, log=True), "b": trial.suggest_categorical("b", ["x", "y"])}
-        return {**found, "c": 1} if found["b"] == "x" else {**found, "d": trial.suggest_float("d", 0.0, 1.0)}
+        results = {"a": trial.suggest_int("a", 1, 8, log=True), "b": trial.suggest_categorical("b", ["x", "y"])}
+        return {**results, "c": 1} if results["b"] == "x" else {**results, "d": trial.suggest_float("d", 0.0, 1.0)}
 
     def seen(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
         return summarize_space(lambda trial: change(two(trial)), 0)
 
     same: Space = two
     assert space_differences(summarize_space(same, 0), seen(dict)) == []
-    assert space_differences(summarize_space(same, 0), seen(lambda found: {**found, "a": found["a"] + 1})) == [
+    assert space_differences(summarize_space(same, 0), seen(lambda results: {**results, "a": results["a"] + 1})) == [
         "space: it returns another a"
     ]
     count = iter(range(10_000))
-    restless = seen(lambda found: {**found, "at": next(count)})
+    restless = seen(lambda results: {**results, "at": next(count)})
     assert space_differences(summarize_space(same, 0), restless) == [], "what differs by itself cannot be compared"
     assert space_differences({}, restless) == []
 
@@ -183,9 +183,9 @@ def test_what_changed_meanwhile_is_no_result_of_a_trial(rule: str) -> None:
         job = 7
         outcome = RunFailed("user_error", str(UserError(rule, "mine.py, line 3, in train", "undo it")), 0)
 
-    found = change_error(Event())  # type: ignore[arg-type]
-    assert found is not None
-    assert (found.rule, found.value) == (rule, "trial 7: mine.py, line 3, in train")
+    result = change_error(Event())  # type: ignore[arg-type]
+    assert result is not None
+    assert (result.rule, result.value) == (rule, "trial 7: mine.py, line 3, in train")
     Event.outcome = RunFailed("user_error", "something else", 0)
     assert change_error(Event()) is None  # type: ignore[arg-type]
 
@@ -235,5 +235,5 @@ def test_a_study_whose_program_is_edited_meanwhile_ends_and_goes_on_once_that_is
     ended = [e.record for e in read(tmp_path / "out" / "journal.jsonl") if isinstance(e.record, TrialFinished)]
     assert [(each.trial, each.state) for each in ended] == [(0, "complete")]
     (tmp_path / "program.py").write_text(TRAINED)
-    found = tune(asked(tmp_path, trials=3, resume=True), cluster=cluster)
-    assert [(trial.number, trial.state) for trial in found.trials] == [(n, "complete") for n in range(3)]
+    tuned = tune(asked(tmp_path, trials=3, resume=True), cluster=cluster)
+    assert [(trial.number, trial.state) for trial in tuned.trials] == [(n, "complete") for n in range(3)]

@@ -55,9 +55,9 @@ THEN: dict[str, Any] = {
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
 )
 def test_one_key_both_values_and_the_fix(changes: dict[str, Any], expected: str) -> None:
-    (found,) = differences(THEN, {**THEN, **changes})
-    with pytest.raises(type(found), match=expected):
-        raise found
+    (result,) = differences(THEN, {**THEN, **changes})
+    with pytest.raises(type(result), match=expected):
+        raise result
 
 
 @pytest.mark.parametrize(
@@ -79,5 +79,5 @@ def test_a_journal_of_an_older_version_lacks_some_of_it() -> None:
 
 
 def test_weights_may_have_been_moved() -> None:
-    told = [{**THEN, "start_from": {"source": source, "sha256": "1"}} for source in ("here", "there")]
-    assert list(differences(*told)) == []
+    results = [{**THEN, "start_from": {"source": source, "sha256": "1"}} for source in ("here", "there")]
+    assert list(differences(*results)) == []

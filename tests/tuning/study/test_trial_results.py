@@ -29,14 +29,14 @@ def judged(objective: str, metrics: dict[str, float]) -> TrialFinished:
 def test_seconds_and_cost_are_measured_and_every_other_time_is_what_the_program_says(
     objective: str, value: float
 ) -> None:
-    found = judged(objective, {"time": 12.0, "latency_s": 0.25, "error": 0.1})
-    assert (found.state, found.values) == ("complete", {objective: value})
+    result = judged(objective, {"time": 12.0, "latency_s": 0.25, "error": 0.1})
+    assert (result.state, result.values) == ("complete", {objective: value})
 
 
 @pytest.mark.parametrize("objective", ["time", "latency_s"])
 def test_a_time_that_the_program_does_not_report_is_missed(objective: str) -> None:
-    found = judged(objective, {"error": 0.1})
-    assert (found.state, found.reason) == (
+    result = judged(objective, {"error": 0.1})
+    assert (result.state, result.reason) == (
         "infeasible",
         f"reports no {objective} (it reports cost, error, seconds)",
     )

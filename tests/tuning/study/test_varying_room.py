@@ -57,9 +57,9 @@ def test_trials_wait_for_room(
     model = SurrogateModel(lambda config, workers: [(EPOCH_S / workers, {"error": config["lr"]})] * 4)
     cluster = Tidal(4, model, clock)
     cluster.refused = 2
-    asked = StudyRequest(mine, tmp_path, sampler="random", trials=TRIALS, workers=8, trial_workers=trial_workers)
+    request = StudyRequest(mine, tmp_path, sampler="random", trials=TRIALS, workers=8, trial_workers=trial_workers)
     with cluster:
-        study = tune(asked, cluster=cluster, environment=Environment(clock, background=False, durable=False))
+        study = tune(request, cluster=cluster, environment=Environment(clock, background=False, durable=False))
     assert [trial.state for trial in study.trials] == ["complete"] * TRIALS
     entries = read(tmp_path / "journal.jsonl")
     begun = [entry.at for entry in entries if isinstance(entry.record, TrialStarted | TrialResumed)]

@@ -1,8 +1,8 @@
 """The training loss, smoothed.
 
-Bias and variance: it is the mean over the batches of the last ``memory`` readings, each at the parameters of its own
-step, so it lags behind while the loss falls. It is weighted by the batch: a short last batch of an epoch counts for
-what it holds, and after a change of batch every sample counts alike.
+Bias and variance: it is the mean over the batches of the last ``memory`` readings, each at its own step's parameters.
+So it lags behind while the loss falls. It is weighted by the batch: a short last batch of an epoch counts for what it
+holds, and after a change of batch every sample counts alike.
 """
 
 from __future__ import annotations

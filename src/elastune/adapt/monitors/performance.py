@@ -2,12 +2,12 @@
 
 Each worker times its own step: ``data_s`` for fetching samples, ``compute_s`` for forward and backward pass, ``wait_s``
 for waiting for the reduction. Means are over the workers that know their times; medians are over the last ``memory``
-readings of the same batch and number of workers. A step brings the times of the step before it, and they count for
-that step's batch and workers. Two equal steps in a row replace the readings of other settings. Where no two are equal
-(an epoch's end may cut every other round short), the signals are those of the largest batch of the last three steps. So
+readings of the same batch and number of workers. A step brings the times of the step before it, and they count for that
+step's batch and workers. Two equal steps in a row replace the readings of other settings. An epoch's end may cut every
+other round short. Where no two steps are equal, the signals are those of the largest batch of the last three steps. So
 a short last batch does not move the medians. Where five steps in a row take 1.5 times the median of those before, or
-two thirds of it, the medians are of those five from then on, because something has changed. (With ``every`` above 1 the
-step before a reading is not seen. Then only readings count whose batch and workers equal those of the reading before.)
+two thirds of it, something has changed. The medians are then of those five. (With ``every`` above 1 the step before a
+reading is not seen. Then only readings count whose batch and workers equal those of the reading before.)
 
     throughput = batch / step_s                    samples a second
     reduce_s: the shortest time that a worker is blocked    the reduction itself: the last worker waits for no other

@@ -285,7 +285,7 @@ MOST_STEPS, MOST_SLOTS = 1000, 64
 @flatten
 def check(
     file: options.File,
-    own: ProgramSettings,
+    program_settings: ProgramSettings,
     arguments: options.Arguments = None,
     against: Annotated[
         Path | None,
@@ -339,16 +339,22 @@ def check(
     use_data(data)
     program = Program(file, arguments=tuple(arguments or ()))
     if against is not None:
-        return _check_against(program, against, own, steps=steps, json=json)
+        return _check_against(program, against, program_settings, steps=steps, json=json)
     if not 1 <= slots <= MOST_SLOTS:
         raise UserError(f"--slots must be from 1 to {MOST_SLOTS}", slots, "such as --slots 4")
-    checked = check_program(program, own.config, steps=steps or STEPS, seed=own.seed, slots=slots)
+    checked = check_program(
+        program, program_settings.config, steps=steps or STEPS, seed=program_settings.seed, slots=slots
+    )
     try:
         note_check(program, passed=not checked.problems)
     except OSError as error:
         print_error(f"this check cannot be remembered: {error}")
-    trains = all(problem.kind != "fails" for problem in checked.problems)
-    cost = exact_cost(program, own.config, steps=time, seed=own.seed) if time and trains else None
+    trains = all(difference.kind != "fails" for difference in checked.problems)
+    cost = (
+        exact_cost(program, program_settings.config, steps=time, seed=program_settings.seed)
+        if time and trains
+        else None
+    )
     if json:
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})
@@ -356,19 +362,23 @@ def check(
         print_lines(problem.as_line(file.name))
     if not checked.problems and not json:
         cut = "in one pass a batch" if slots == 1 else f"in {slots} slots as in one pass a batch"
-        ways = f"the same {cut}, again, on {WORKERS} workers, and cut and resumed"
-        print_lines(f"{file.name}: {checked.steps} steps, {ways}")
+        runs_text = f"the same {cut}, again, on {WORKERS} workers, and cut and resumed"
+        print_lines(f"{file.name}: {checked.steps} steps, {runs_text}")
     for line in cost.as_lines() if cost is not None and not json else ():
         print_lines(f"{file.name}: {line}")
     return FAILED if checked.problems else OK
 
 
-def _check_against(program: Program, script: Path, own: ProgramSettings, *, steps: int | None, json: bool) -> int:
+def _check_against(
+    program: Program, script: Path, program_settings: ProgramSettings, *, steps: int | None, json: bool
+) -> int:
     from elastune.runtime.job.against import STEPS, check_against
     from elastune.runtime.job.run import JobFailed
 
     try:
-        compared = check_against(program, script, own.config, steps=steps or STEPS, seed=own.seed)
+        compared = check_against(
+            program, script, program_settings.config, steps=steps or STEPS, seed=program_settings.seed
+        )
     except JobFailed as error:
         raise UserError("a program must train before it can be compared", error.failure.detail, "mend that") from None
     if json:

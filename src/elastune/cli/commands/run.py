@@ -285,8 +285,8 @@ def _execution_settings(
         kept = {"num_slots": recorded.num_slots}
         if execution.parts.tensor and recorded.parts.tensor:
             kept["virtual_tensor"] = recorded.virtual_tensor
-        given = execution_options.given
-        return execution.with_values({name: value for name, value in kept.items() if name not in given})
+        values = execution_options.chosen
+        return execution.with_values({name: value for name, value in kept.items() if name not in values})
 
     return execution_on
 

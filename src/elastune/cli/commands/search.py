@@ -57,7 +57,7 @@ def tune(
     low, high = settings.trial_workers or (None, None)
     low = None if execution_options.mesh is not None else low
     execution = execution_options.execution(low, high, settings.learners, local=settings.local)
-    if settings.resume and "num_slots" not in execution_options.given:
+    if settings.resume and "num_slots" not in execution_options.chosen:
         execution = replace(execution, num_slots=journaled_slots(out) or execution.num_slots)
     request = study_request(
         settings, output.program(file, arguments, out, resume=settings.resume), out, execution, command

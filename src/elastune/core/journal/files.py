@@ -228,8 +228,8 @@ def _acquire(path: Path) -> int:
     """Take the journal's lock and return its open file.
 
     A POSIX record lock: the kernel drops it when its process ends, and a forked worker does not inherit it. It lies on
-    a file of its own, because closing any descriptor of a file drops a process's record locks on it, and readers open
-    the journal. Within one process such a lock never conflicts, hence the set beside it.
+    a file of its own, because readers open the journal, and closing any descriptor of a file drops a process's locks on
+    it. Within one process such a lock never conflicts, hence the set beside it.
     """
     lock = _lock_path(path)
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644) if lock not in _locked_here else -1

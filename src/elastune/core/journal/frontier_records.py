@@ -289,24 +289,26 @@ class FrontierAnswer:
     Attributes:
         sentence: The headline, at most 20 words.
         pick: The number of the row to take; None: none.
-        settings_name: What the pick's settings are: "tuned settings", "the program's own settings", "the naive rule".
-        settings: What the pick's settings buy beside the program's own, both on the fewest workers; None: they are
-            the program's own, or it was not measured.
-        workers: What the pick's workers buy beside the fewest, both with the pick's settings; None: it has the fewest.
-        total: Both together: the pick beside the program's own settings on the fewest workers.
-        naive: The pick beside the naive rule on as many workers.
-        more_workers: What more workers than the pick's would buy, with its settings; the fastest number of them.
-        cheapest: The pick beside the cheapest row that also qualifies; None: it is the pick.
-        fastest: The fastest row that also qualifies beside the pick; None: it is the pick. ``fastest_row``: its number.
+        settings_name: The kind of the pick's settings: "tuned settings", "the program's own settings", "the naive
+            rule".
+        settings: The gain of the pick's settings over the program's own, both on the fewest workers; None: they are the
+            program's own, or it was not measured.
+        workers: The gain of the pick's workers over the fewest, both with the pick's settings; None: it has the fewest.
+        total: Both gains together: the pick compared with the program's own settings on the fewest workers.
+        naive: The pick compared with the naive rule on as many workers.
+        more_workers: The gain of more workers than the pick's, with its settings; the fastest number of them.
+        cheapest: The pick compared with the cheapest row that also qualifies; None: it is the pick.
+        fastest: The fastest row that also qualifies, compared with the pick; None: it is the pick. ``fastest_row``: its
+            number.
         fastest_command: Trains that row.
         shown: The row that is shown to qualify, where the pick is the program's own settings.
-        more_seeds: So many more would show that the pick qualifies, were its mean and spread to stay.
-        this_machine: None where the trainings ran on other hosts.
+        more_seeds: The number of further seeds that would show that the pick qualifies, with the same mean and spread.
+        this_machine: The best result of this machine; None where the trainings ran on other hosts.
         naive_rule: How far the naive rule goes, in words.
-        not_done: What was asked for and not done, and why.
+        not_done: The requests that were not carried out, and why.
         command: A command that repeats ``command_trial``, one training of the pick's row, with the same seed.
-        command_metrics: What that training reports.
-        command_note: That in words.
+        command_metrics: The metrics of that training.
+        command_note: These metrics in words.
     """
 
     sentence: str

@@ -72,8 +72,8 @@ def paid_for(entries: Sequence[Entry]) -> RunPaid:
     """Return what the run of ``entries`` paid for.
 
     Workers at the death of a controller count up to the last line that it wrote. Where another controller took over,
-    they count on to its first line, but for no longer than workers look for a controller, because the two clocks may
-    differ by any amount.
+    they count on to its first line. The two clocks may differ by any amount, so that is at most the time for which
+    workers look for a controller.
     """
     workers: list[Paid] = []
     idle: list[Paid] = []

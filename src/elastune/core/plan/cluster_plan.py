@@ -4,8 +4,8 @@ A division is a number of concurrent trainings and the mesh of each of them. The
 (``search_time``), the time of a step is that of the step model (``step_model``). The interval of a plan has the
 uncertainty of both: of the step, and of the price of parallel proposals.
 
-The file also says in words what twice the workers would bring along each axis, and why a training cannot use all
-workers of a cluster.
+The file also explains in words the gain of twice the workers along each axis. And it explains why a training cannot use
+all workers of a cluster.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ CLOSE = 2_000  # plans whose intervals are looked at: the best by the physical f
 
 @dataclass(frozen=True)
 class ProgramForecast:
-    """What is known of a program and of the machine that it runs on."""
+    """The known properties of a program and of its machine."""
 
     model: StepModel
     work: StepWork
@@ -205,12 +205,12 @@ class ProgramForecast:
 
 @dataclass(frozen=True)
 class PlanBounds:
-    """What is asked for.
+    """The bounds of a requested plan.
 
     Attributes:
         memory_bytes: Memory of a worker, in bytes; None: no bound.
-        deadline_s: Seconds until the search must be done. It counts as kept where the upper end of the time's interval
-            is within it: in nine cases of ten.
+        deadline_s: Seconds until the search must be done. A plan keeps it where the upper end of its time's interval is
+            within it: in nine cases of ten.
         price_per_worker_hour: The unit of costs.
     """
 
@@ -242,10 +242,10 @@ class ClusterPlan:
         memory_bytes: Bytes of the fullest worker.
         noise_ratio: The global batch over the gradient noise scale; infinite where that is 0.
         limits: The largest part of a step, and its share of the step.
-        most_parameters: Bytes of parameters that a model could have and fit the memory when split like this, if all its
-            state grows alike and its activations stay; infinite where no memory was asked.
-        copied_bytes: Bytes of the fullest worker with two holders of each part, which a run has where nothing is said;
-            None: as many have been counted in ``memory_bytes``.
+        most_parameters: Bytes of parameters of the largest model that fits the memory with this division. Its state
+            grows alike, and its activations stay. Infinite without a bound on memory.
+        copied_bytes: Bytes of the fullest worker with two owners of each part, the default of a run; None where
+            ``memory_bytes`` has as many already.
     """
 
     width: int

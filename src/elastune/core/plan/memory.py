@@ -269,15 +269,15 @@ def held_most(held: HeldAlone, work: StepWork, splits: StepSplits, sharded: NDAr
 def fit_text(
     held: HeldAlone, work: StepWork, memory_bytes: float, micro: int, most_workers: int, of: str = "a worker"
 ) -> str:
-    """ "fits: 10 GiB of 24 GiB a worker" or "does not fit: 31 GiB of 24 GiB a worker; 'sharded' on 2 would".
+    """Return "fits: 10 GiB of 24 GiB a worker" or "does not fit: 31 GiB of 24 GiB a worker; 'sharded' on 2 would".
 
     Args:
-        held: By a worker that trains alone.
+        held: The bytes of a worker that trains alone.
         work: How parameters lie in blocks.
-        memory_bytes: That a worker has.
-        micro: Samples of a pass.
-        most_workers: That one training can have; 1: what others would do is left out.
-        of: Whose memory it is.
+        memory_bytes: The memory of a worker.
+        micro: The samples of a pass.
+        most_workers: The most workers of one training; 1 leaves out what more workers would do.
+        of: The owner of the memory, for the text.
     """
     counts = np.arange(1, most_workers + 1, dtype=np.float64)
     ones = np.ones_like(counts)

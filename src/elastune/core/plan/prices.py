@@ -12,9 +12,9 @@ Tables are CSV with a first line of names. Times are seconds, or all of them ISO
 
 The lowest possible cost is that of a job with perfect foresight: policies are compared with it. Workers come, go and
 change for nothing there, so no real run can cost less. In a period with one offer and one price, each number of workers
-has a cost and a speed, and by changing between numbers the whole upper hull of these points can be reached. The
-segments of the hull are amounts of work, each at a price. To take the cheapest segments first, in any period, is the
-optimum of the linear program.
+has a cost and a speed. Changes between numbers reach the whole upper hull of these points. The segments of the hull are
+amounts of work, each at a price. To take the cheapest segments first, in any period, is the optimum of the linear
+program.
 """
 
 from __future__ import annotations

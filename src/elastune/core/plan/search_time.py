@@ -33,27 +33,31 @@ Stopping = Literal["none", "asha"]
 CROWDING: Mapping[bool, tuple[float, tuple[float, float]]] = MappingProxyType(
     {False: (0.0785, (0.0479, 0.1191)), True: (0.0762, (0.0441, 0.1202))}
 )
-"""By whether generations are waited for: more trainings for each further one at once, and the 80 % interval."""
+"""Whether the search waits for generations -> more trainings for each further concurrent one, and the 80 % interval."""
 RANDOM_SEARCH_FACTOR = 5.4
-"""Times as many trainings that random search needs: no crowd needs more."""
+"""Random search needs this many times as many trainings: no number of concurrent trainings costs more."""
 VARIATION = 0.74
 GENETIC = 0.81
-"""Times as many trainings that a genetic search in Cray's manner needs as a random one, to where that one comes."""
+"""A genetic search in Cray's manner needs this many times the trainings of a random one for the same result."""
 KEPT: Mapping[Stopping, float] = MappingProxyType({"none": 1.0, "asha": 0.66})
-"""Of all steps, by what stops trainings early."""
+"""The share of all steps that remains, by the method of early stopping."""
 
 
 @dataclass(frozen=True)
 class SearchModel:
-    """What is to be searched. ``runs``: trainings that it needs one after another, each of ``steps`` at ``base_batch``.
+    """The search whose time is modelled.
 
-    ``noise_scale``: of the gradient, in samples; 0: a larger batch saves no step. ``variation``: the coefficient of
-    variation of trainings' lengths. ``generations``: whether each round is waited for; else whoever is done is
-    replaced at once. ``kept``: the share of all steps that early stopping leaves. ``crowding_within``: the ends of
-    crowding's 80 % interval; None: it is declared. ``blind``: by what factor more trainings are needed at most, however
-    many run at once: what random search needs. ``generation``: trainings of a generation, where the search fixes them
-    and waits for each; crowding does not count then; 0: it does not. ``beside_s``: of each training, whatever its steps
-    take: its processes, its data, its report.
+    Attributes:
+        runs: The trainings that it needs one after another, each of ``steps`` steps at ``base_batch``.
+        noise_scale: The gradient noise scale, in samples; 0: a larger batch saves no step.
+        variation: The coefficient of variation of trainings' lengths.
+        generations: Whether the search waits for each round. If not, a new training replaces each ended one at once.
+        kept: The share of all steps that early stopping leaves.
+        crowding_within: The ends of crowding's 80 % interval; None: crowding was declared.
+        blind: The largest factor of additional trainings, however many run at once: that of random search.
+        generation: The trainings of a generation, where the search fixes them and waits for each; 0: it does not.
+            Crowding does not count then.
+        beside_s: Seconds of each training outside of its steps: its processes, its data, its report.
     """
 
     runs: int
@@ -135,7 +139,7 @@ class SearchModel:
 
 @lru_cache(maxsize=4096)
 def longest_of(count: float, variation: float) -> float:
-    """The expected longest of ``count`` trainings, in their mean length: lengths are taken as log-normal.
+    """Return the expected longest of ``count`` trainings, in mean lengths; lengths are log-normal.
 
     The integral of 1 - F(t)^count over t.
     """

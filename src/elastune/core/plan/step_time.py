@@ -4,11 +4,11 @@ A model is a chain of equal *blocks* between two *edges* (the input and the outp
 arithmetic, memory traffic and parameters of a model, without a machine. ``StepSplits`` holds divisions of one step
 over workers. All fields are columns with one entry a plan, so that many plans are computed in one call.
 
-A block of one pass takes as long as its arithmetic, its memory traffic and its sums along ``tensor``, but no less than
-the launch of its kernels. The passes of a step flow through the stages of a pipeline. Then gradients are summed along
-``data`` and ``shard``, and the optimizer writes. Transfers between nodes take the time of those within a node plus the
-latency of the link. All constants are positive. ``step_model`` fits them to measured steps. ``data_parallel`` is the
-form for programs whose work was not counted.
+A block of one pass takes the time of its arithmetic, its memory traffic and its sums along ``tensor``. The launch of
+its kernels is a lower bound. The passes of a step flow through the stages of a pipeline. Then gradients are summed
+along ``data`` and ``shard``, and the optimizer writes. Transfers between nodes take the time of those within a node
+plus the latency of the link. All constants are positive. ``step_model`` fits them to measured steps. ``data_parallel``
+is the form for programs whose work was not counted.
 
 A journal keeps the constants of a plan. From these, ``predicted_step`` gives the time of a step for other settings.
 """

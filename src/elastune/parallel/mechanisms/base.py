@@ -31,12 +31,22 @@ Ready = Callable[[int, torch.Tensor | None], None]
 
 
 class Mechanism(ABC):
-    """A layout of one replica on the workers of a mesh, such as ZeRO or a pipeline. Each mechanism has a file.
+    """A layout of one replica on the workers of a mesh, such as ZeRO or a pipeline. Inherit from this class to write a
+    mechanism; each one has a file.
 
     Attributes:
         name: The name in ``ExecutionSettings.mechanism`` (``--mechanism``).
         exact: The mechanism promises equal bits on every mesh that it accepts.
         capabilities: Features that the mechanism supports beside training.
+
+    Example:
+        >>> class Whole(Mechanism):  # docs/first-change.md has one that runs
+        ...     name, exact = "whole", True
+        ...     def check(self, execution, mesh):
+        ...         if mesh.replica > 1:
+        ...             raise UserError("a whole replica lies on one worker", mesh, f"use data={mesh.workers}")
+        ...     def attach(self, model, optimizer, comms, execution):
+        ...         return Replica(model, optimizer, comms)
     """
 
     name: ClassVar[str]

@@ -70,8 +70,8 @@ def capabilities_of(execution: ExecutionSettings) -> Capabilities:
     """
     name = execution.parts
     if name.installed:
-        found: Capabilities = getattr(INSTALLED.load(name.foreign), "capabilities", ALL_CAPABILITIES)
-        return found
+        capabilities: Capabilities = getattr(INSTALLED.load(name.foreign), "capabilities", ALL_CAPABILITIES)
+        return capabilities
     return ENGINE_CAPABILITIES.get(name.foreign, ALL_CAPABILITIES)
 
 

@@ -228,7 +228,7 @@ class Agent:
         self._unreported: dict[int, tuple[Bootstrap, WorkerEnded]] = {}  # ends that were sent to no controller
         self._files = PendingExits(logs, notify)
         self._again, self._moves, self._notify = again, moves, notify
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         self._next_beat = 0.0
         self._go_by: float | None = None
         self._goes_why = ""

@@ -34,7 +34,7 @@ class AgentHost:
         host: The host's name.
         room: The number of workers that it has room for.
         connection: The connection to its agent.
-        heard_at: When the agent sent its last message.
+        received_at: When the agent sent its last message.
         workers: Its workers, by key.
         kind: The kind of machine (``core.cost.KINDS``).
         sights: The last state of each worker, by key.

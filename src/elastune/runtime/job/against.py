@@ -166,19 +166,19 @@ def plain_request(
 
 
 def _run_script(request: PlainRequest, folder: Path) -> PlainOutcome:
-    asked, answer = folder / "request.json", folder / "outcome.json"
-    asked.write_text(json.dumps(asdict(request)))
-    command = [sys.executable, "-m", "elastune.train.proof.plain", str(asked), str(answer)]
+    request_file, outcome_file = folder / "request.json", folder / "outcome.json"
+    request_file.write_text(json.dumps(asdict(request)))
+    command = [sys.executable, "-m", "elastune.train.proof.plain", str(request_file), str(outcome_file)]
     path = os.pathsep.join(each for each in sys.path if each)
-    own = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     try:
-        ended = subprocess.run(command, env=own, capture_output=True, text=True, timeout=LIMIT_S)
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         return PlainOutcome(0, None, f"it took no {len(request.batches)} epochs within {LIMIT_S:g} s")
-    if not answer.is_file():
+    if not outcome_file.is_file():
         last = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
         return PlainOutcome(0, None, f"the script ended its process: {last}")
-    return PlainOutcome(**json.loads(answer.read_text()))
+    return PlainOutcome(**json.loads(outcome_file.read_text()))
 
 
 def judge_against(script: str, mine: RunRecord, theirs: RunRecord, outcome: PlainOutcome) -> AgainstPlain:

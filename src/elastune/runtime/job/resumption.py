@@ -171,7 +171,7 @@ def check_resumed(spec: RunSpec) -> str:
         return ""
     config: Config = {}
     dropped = spec.epochs is None and history.last.epochs is not None
-    if dropped or any(dict(spec.config) != begun.config for begun in (history.first, history.last)):
+    if dropped or any(dict(spec.config) != start.config for start in (history.first, history.last)):
         from elastune.train.program.load import load_as_guest  # loads the program, and so torch
 
         config = load_as_guest(spec.program, spec.seed).config
@@ -261,11 +261,11 @@ def _name(text: str) -> str:
 
 def _of_beginning(first: RunStarted, spec: RunSpec) -> Iterator[UserError]:
     """The initial weights are in the run's checkpoints, so the user need not name them again."""
-    begun = first.start_from
+    recorded = first.start_from
     requested = None if spec.start_from is None else {**spec.start_from.to_json(), "sha256": ""}
-    if requested is not None and requested != (begun and {**begun, "sha256": ""}):
-        old = begun["source"] if begun else None
-        fix = f"use --start-from {old}" if begun else "leave out --start-from"
+    if requested is not None and requested != (recorded and {**recorded, "sha256": ""}):
+        old = recorded["source"] if recorded else None
+        fix = f"use --start-from {old}" if recorded else "leave out --start-from"
         yield _differs("weights", old, str(spec.start_from and spec.start_from.source), fix)
     if spec.from_dcp is not None and str(spec.from_dcp) != first.from_dcp:
         fix = f"use --from-dcp {first.from_dcp}" if first.from_dcp else "leave out --from-dcp"

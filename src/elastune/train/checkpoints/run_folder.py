@@ -299,8 +299,8 @@ def inherit(trained: TrainingState, state: Mapping[str, Any], source: str) -> No
             _fit_options(group, optimizer.state.get(p), p)
     trained.flags.set(state["built"].get("frozen", ()))
     _move(trained.given_schedulers, state["schedulers"]["states"], state["built"]["kinds"][1:], trained, state)
-    if found := state["schedulers"].get("found"):
-        states, kinds = [each["state"] for each in found], [each["kind"] for each in found]
+    if saved := state["schedulers"].get("found"):
+        states, kinds = [each["state"] for each in saved], [each["kind"] for each in saved]
         trained.found_schedulers.wait_with(kinds, lambda those: _move(those, states, kinds, trained, state))
 
 

@@ -47,7 +47,7 @@ def refuse_counted_slots(caller: FrameType) -> None:
     ``caller``: where the program calls ``session.batches``. Files that cannot be read, and adapters, are not judged.
     """
     file, line = caller.f_code.co_filename, caller.f_lineno
-    if caller.f_globals.get("__name__", "").startswith(f"{__package__.partition('.')[0]}."):
+    if caller.f_globals.get("__name__", "").startswith(f"{__name__.partition('.')[0]}."):
         return
     try:
         tree = ast.parse("".join(linecache.getlines(file)))

@@ -314,15 +314,17 @@ def _of_resume(text: str, one: ShortRun, again: ShortRun, runs: RunsOfCheck) -> 
         yield TrainingProblem("fails when resumed", (), f"it trains, and does not go on when resumed: {resumed}", fix)
         return
     volatile = changed_variables(one.record, again.record)
-    own = {name: both for name, both in changed_variables(one.record, resumed.record).items() if name not in volatile}
-    names = ", ".join(f"{name.partition('.')[2]} {mine} for {its}" for name, (mine, its) in list(own.items())[:3])
+    changed = {
+        name: both for name, both in changed_variables(one.record, resumed.record).items() if name not in volatile
+    }
+    names = ", ".join(f"{name.partition('.')[2]} {mine} for {its}" for name, (mine, its) in list(changed.items())[:3])
     apart = first_difference(one.record, resumed.record)
     if apart is None and resumed.sha256 == one.sha256:
-        if any(name.endswith(SCHEDULE) for name in own):
+        if any(name.endswith(SCHEDULE) for name in changed):
             fix = "Give the scheduler to session.prepare(model, optimizer, scheduler)"
             finding = f"a resumed run begins its learning-rate scheduler anew: {names}"
             yield TrainingProblem("resume", tuple(lines.schedulers(text)), finding, fix)
-        elif own:
+        elif changed:
             fix = "If it decides something, give it to session.track"
             finding = f"a resumed run begins variables of the program anew: {names}"
             yield TrainingProblem("variables", tuple(lines.counters(text)), finding, fix, note=True)
@@ -339,5 +341,5 @@ def _of_resume(text: str, one: ShortRun, again: ShortRun, runs: RunsOfCheck) -> 
             yield TrainingProblem("resume", tuple(lines.splits(text)), finding, fix)
         case _:
             fix = "Give what the program keeps over steps to session.track"
-            more = f"; its own variables: {names}" if own else ""
+            more = f"; its own variables: {names}" if changed else ""
             yield TrainingProblem("resume", tuple(lines.counters(text)), f"{finding}{more}", fix)

@@ -130,13 +130,13 @@ class FirstStep:
             if not done:
                 os._exit(1)
 
-    def loss(self, given: torch.Tensor, module: nn.Module, *, known: bool) -> None:
-        """The program has ``given`` a loss; ``known``: it has said that it is no mean over samples."""
+    def loss(self, value: torch.Tensor, module: nn.Module, *, known: bool) -> None:
+        """Record the program's loss ``value``. ``known``: the program has declared that it is no mean over samples."""
         if known or len(self._passes) == PASSES:
             self.leave()
-        gradient, parts = gradient_of(given, module, None), parts_of(given, str(self._program))
-        losses, line = (float(given.detach()),), line_in(str(self._program))
-        what = tuple(self._numbers), self._content, losses, gradient, parts, line, casts(given)
+        gradient, parts = gradient_of(value, module, None), parts_of(value, str(self._program))
+        losses, line = (float(value.detach()),), line_in(str(self._program))
+        what = tuple(self._numbers), self._content, losses, gradient, parts, line, casts(value)
         self._passes.append(PassRecord(len(self._passes), 0, 0.5, *what))
 
     def leave(self) -> NoReturn:

@@ -239,17 +239,17 @@ class _Watch:
 
     def _load_beginning(self) -> None:
         wanted = [self._beginning[key] for key in sorted(self._beginning)]
-        own = self._parameters
-        if not own:
+        parameters = self._parameters
+        if not parameters:
             raise _Unlike("it trains no optimizer of torch.optim")
-        for place, (tensor, parameter) in enumerate(zip(wanted, own, strict=False)):
+        for place, (tensor, parameter) in enumerate(zip(wanted, parameters, strict=False)):
             if tensor.shape != parameter.shape:
                 name, shapes = self._names[place], f"{tuple(parameter.shape)} there, {tuple(tensor.shape)} here"
                 raise _Unlike(f"it trains another model: parameter {place + 1} ({name}) is {shapes}")
-        if len(wanted) != len(own):
-            raise _Unlike(f"it trains another model: {len(own)} parameters there, {len(wanted)} here")
+        if len(wanted) != len(parameters):
+            raise _Unlike(f"it trains another model: {len(parameters)} parameters there, {len(wanted)} here")
         with torch.no_grad():
-            for tensor, parameter in zip(wanted, own, strict=True):
+            for tensor, parameter in zip(wanted, parameters, strict=True):
                 parameter.copy_(tensor)
 
 

@@ -125,17 +125,17 @@ class Recorder:
     def _looks_apart(self) -> bool:
         return self._recorded < self._recording.apart
 
-    def loss(self, given: torch.Tensor, loss: torch.Tensor, module: nn.Module, only: list[nn.Parameter] | None) -> None:
-        """The program has ``given`` a loss to ``session.backward``, which goes backward from ``loss``."""
+    def loss(self, value: torch.Tensor, loss: torch.Tensor, module: nn.Module, only: list[nn.Parameter] | None) -> None:
+        """Record the ``value`` that the program gave to ``session.backward``, which goes backward from ``loss``."""
         if not self._passes:
             return
         newest = self._passes[-1]
-        record = replace(newest, losses=(*newest.losses, float(given.detach())))
+        record = replace(newest, losses=(*newest.losses, float(value.detach())))
         if self._looks_apart:
             gradient = gradient_of(loss, module, only)
             if gradient is not None and newest.gradient is not None:  # a further loss of the same batch
                 gradient = None
-            parts = newest.parts or parts_of(given, self._program)
+            parts = newest.parts or parts_of(value, self._program)
             coarse = newest.coarse or casts(loss)
             record = replace(record, gradient=gradient, parts=parts, coarse=coarse, line=line_in(self._program))
         self._passes[-1] = record

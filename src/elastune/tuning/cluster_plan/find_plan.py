@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from elastune.core.errors import UserError
-from elastune.core.fields import values_of
+from elastune.core.fields import keywords_of, values_of
 from elastune.core.formatting import byte_count
 from elastune.core.journal.files import JournalWriter
 from elastune.core.journal.records import PlanMade
-from elastune.core.keywords import keywords_of
 from elastune.core.mesh import Mesh
 from elastune.core.plan.cluster_plan import (
     Allowed,

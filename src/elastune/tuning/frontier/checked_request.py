@@ -271,7 +271,7 @@ class CheckedFrontier:
         plain["prices"] = None if prices is None else prices.digest  # a trace may be long
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["data"] = self.request.program.data_text
-        plain |= {"arguments": list(own)} if (own := self.request.program.arguments) else {}
+        plain |= {"arguments": list(arguments)} if (arguments := self.request.program.arguments) else {}
         plain["execution"] = self.request.execution.to_json()
         plain["workers"] = list(self.request.workers)
         plain["meshes"] = [str(mesh) for mesh in self.request.grids]

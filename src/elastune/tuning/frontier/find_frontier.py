@@ -25,6 +25,7 @@ import numpy as np
 from elastune.adapt.policies.library.registry import policies_of
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
+from elastune.core.fields import keywords_of
 from elastune.core.formatting import count, duration
 from elastune.core.journal.files import read
 from elastune.core.journal.records import (
@@ -41,7 +42,6 @@ from elastune.core.journal.records import (
     TrialPaused,
 )
 from elastune.core.journal.trials import fold
-from elastune.core.keywords import keywords_of
 from elastune.core.plan.data_parallel import DataParallelStep
 from elastune.core.run import ExecutionSettings
 from elastune.core.sync_plan import SYNC_NAMES

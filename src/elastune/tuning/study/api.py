@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from elastune.core.errors import UserError
+from elastune.core.fields import keywords_of
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunFinished
 from elastune.core.journal.spending import RunMoney, money
-from elastune.core.keywords import keywords_of
 from elastune.core.mesh_choice import least_slots
 from elastune.core.run import Elastic, ExecutionSettings, Place, Program, RunSpec
 from elastune.runtime.clusters.kind import CapacityRequest, opened

@@ -145,8 +145,8 @@ def settings(
         system = {"workers": None, "mechanism": None, **system, "mesh": _mesh(system["mesh"])}
     changed = execution.with_values(system)
     workers = changed.workers
-    asked = suggested.get("workers")
-    for count in (workers if asked is None else asked, workers):
+    wanted = suggested.get("workers")
+    for count in (workers if wanted is None else wanted, workers):
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= capacity:
             rule = f"a trial's workers must be a whole number from 1 to the study's {capacity}"
             raise UserError(rule, count, "change space(trial) or --workers")

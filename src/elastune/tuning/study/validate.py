@@ -79,7 +79,7 @@ class Plan:
         plain["train"] = self.request.program.train
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["data"] = self.request.program.data_text
-        plain |= {"arguments": list(own)} if (own := self.request.program.arguments) else {}
+        plain |= {"arguments": list(arguments)} if (arguments := self.request.program.arguments) else {}
         plain["start_from"] = self.request.start_from and self.request.start_from.to_json()
         plain["execution"] = self.request.execution.to_json()
         plain |= self.request.sync.to_json()

@@ -41,8 +41,8 @@ def test_small_moves_are_left_alone():
     moved = {"gradient_variance": 640.0, "gradient_square": 1.9}  # 11.9 / 4.4, 1.4 % more
     assert policy.decide("after_step", batch_size=256, signals=moved).empty
     moved = {"gradient_variance": 640.0, "gradient_square": 1.0}  # 11 / 3.5, 18 % more
-    found = policy.decide("after_step", batch_size=256, signals=moved).lr_factor
-    assert found == pytest.approx(11 / 3.5 / (12 / 4.5))
+    result = policy.decide("after_step", batch_size=256, signals=moved).lr_factor
+    assert result == pytest.approx(11 / 3.5 / (12 / 4.5))
 
 
 def test_steps_count_as_much_as_the_rate():

@@ -20,17 +20,17 @@ class TestWithNoise(PolicyKit):
 
 def follow(policy, sizes, batch=64, **fixed):
     """The batch and the learning rate's factor after each of ``sizes``, where every decision is done."""
-    policy, found = PolicyDriver(policy), []
+    policy, result = PolicyDriver(policy), []
     for step, workers in enumerate(sizes):
         decision = policy.decide("before_step", workers=workers, batch_size=batch, step=step, **fixed)
         batch = decision.batch_size or batch
-        found.append((batch, decision.lr_factor))
-    return found
+        result.append((batch, decision.lr_factor))
+    return result
 
 
 def test_twice_the_workers_twice_the_batch_twice_the_rate_and_back():
-    found = follow(FollowWorkers(), [2, 2, 4, 4, 1, 2])
-    assert found == [(64, None), (64, None), (128, 2.0), (128, None), (32, 0.25), (64, 2.0)]
+    followed = follow(FollowWorkers(), [2, 2, 4, 4, 1, 2])
+    assert followed == [(64, None), (64, None), (128, 2.0), (128, None), (32, 0.25), (64, 2.0)]
 
 
 def test_the_momentum_is_corrected_unless_it_is_not_wanted():
@@ -44,14 +44,14 @@ def test_the_momentum_is_corrected_unless_it_is_not_wanted():
 
 
 def test_odd_numbers_of_workers_do_not_add_up_to_a_drift():
-    found = follow(FollowWorkers(), [3, 7, 2, 5, 1, 3] * 20, batch=64)
-    assert found[-1][0] == 64
-    assert {batch for batch, _ in found} == {64, round(64 * 7 / 3), 43, 107, 21}
+    followed = follow(FollowWorkers(), [3, 7, 2, 5, 1, 3] * 20, batch=64)
+    assert followed[-1][0] == 64
+    assert {batch for batch, _ in followed} == {64, round(64 * 7 / 3), 43, 107, 21}
 
 
 def test_a_batch_is_cut_to_the_epoch_and_comes_back():
-    found = follow(FollowWorkers(), [1, 4, 1], limits=Limits(low=1, high=4, longest_batch=200))
-    assert [batch for batch, _ in found] == [64, 200, 64]
+    followed = follow(FollowWorkers(), [1, 4, 1], limits=Limits(low=1, high=4, longest_batch=200))
+    assert [batch for batch, _ in followed] == [64, 200, 64]
 
 
 def test_what_another_policy_made_of_the_batch_is_what_it_goes_on_from():

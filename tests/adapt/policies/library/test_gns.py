@@ -81,15 +81,19 @@ def test_it_doubles_the_batch_and_lets_the_learning_rate_follow():
 
 def test_workers_that_cannot_change_stay():
     fixed = Limits(low=2, high=2, longest_batch=4096)
-    found = decide(GrowWithNoise(lr="none", workers=True), "after_step", limits=fixed, signals={"noise_scale": 500.0})
-    assert found == Decision(batch_size=128)
+    decision = decide(
+        GrowWithNoise(lr="none", workers=True), "after_step", limits=fixed, signals={"noise_scale": 500.0}
+    )
+    assert decision == Decision(batch_size=128)
 
 
 @pytest.mark.parametrize(("longest", "most", "wanted"), [(100, None, None), (None, 100, None), (None, None, 128)])
 def test_it_stays_within_the_epoch_and_its_own_bound(longest, most, wanted):
     limits = Limits(low=1, high=1, longest_batch=longest)
-    found = decide(GrowWithNoise(max_batch=most, lr="none"), "after_step", limits=limits, signals={"noise_scale": 1e6})
-    assert found.batch_size == wanted
+    decision = decide(
+        GrowWithNoise(max_batch=most, lr="none"), "after_step", limits=limits, signals={"noise_scale": 1e6}
+    )
+    assert decision.batch_size == wanted
 
 
 def test_nothing_measured_nothing_done():

@@ -47,18 +47,18 @@ def follow(policy, epochs, **fixed):
 
 
 def test_the_batch_doubles_at_its_epochs():
-    found = follow(ScheduledBatch(at=(2, 4)), 6)
-    assert [batch for batch, _ in found] == [64, 64, 128, 128, 256, 256]
+    followed = follow(ScheduledBatch(at=(2, 4)), 6)
+    assert [batch for batch, _ in followed] == [64, 64, 128, 128, 256, 256]
 
 
 def test_explicit_batches():
-    found = follow(ScheduledBatch(at=(0, 2), batches=(100, 50)), 4)
-    assert [batch for batch, _ in found] == [100, 100, 50, 50]
+    followed = follow(ScheduledBatch(at=(0, 2), batches=(100, 50)), 4)
+    assert [batch for batch, _ in followed] == [100, 100, 50, 50]
 
 
 def test_workers_by_step():
-    found = follow(ScheduledWorkers(at=(10, 30), workers=(4, 1), by="step"), 5)
-    assert [workers for _, workers in found] == [2, 4, 4, 1, 1]
+    followed = follow(ScheduledWorkers(at=(10, 30), workers=(4, 1), by="step"), 5)
+    assert [workers for _, workers in followed] == [2, 4, 4, 1, 1]
 
 
 def test_milestones_that_were_passed_together_count_together():
@@ -82,8 +82,8 @@ def test_a_milestone_counts_once_after_a_resume():
 
 def test_a_cooldown_makes_a_schedule_late_not_lost():
     policy = build("scheduled_batch:at=1/2/3,cooldown=15")
-    found = follow(policy, 7)  # an epoch is 10 steps
-    assert [batch for batch, _ in found] == [64, 128, 128, 512, 512, 512, 512]
+    followed = follow(policy, 7)  # an epoch is 10 steps
+    assert [batch for batch, _ in followed] == [64, 128, 128, 512, 512, 512, 512]
 
 
 def test_the_impossible_raises_and_is_asked_again():

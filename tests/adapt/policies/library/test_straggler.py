@@ -85,8 +85,8 @@ def test_the_fewest_workers_are_not_made_fewer():
 
 def test_one_of_the_fewest_workers_is_replaced():
     policy = StragglerResponse(patience=1)
-    found = decide(policy, signals={"straggler": 3.0}, workers=4, limits=Limits(4, 8))
-    assert found == Decision(replace_rank=3)
+    decision = decide(policy, signals={"straggler": 3.0}, workers=4, limits=Limits(4, 8))
+    assert decision == Decision(replace_rank=3)
 
 
 @pytest.mark.parametrize("action", ["replace", "shrink"])

@@ -36,8 +36,8 @@ def test_large_clusters_are_apart_and_small_ones_together() -> None:
 def test_by_default_there_are_as_many_learners_as_the_run_can_have() -> None:
     policy = PolicyDriver(build("sync_by_size:above=4,strategy=local"))
     for high, slots, learners in ((16, 16, 16), (16, 48, 16), (8, 32, 8), (6, 12, 6), (8, None, 8), (12, None, 12)):
-        asked = policy.decide("before_step", workers=5, limits=Limits(1, high, num_slots=slots))
-        assert asked == Decision(sync=f"local:learners={learners},every=16")
+        decision = policy.decide("before_step", workers=5, limits=Limits(1, high, num_slots=slots))
+        assert decision == Decision(sync=f"local:learners={learners},every=16")
 
 
 def signals(reduce_s: float, noise: float = 1e4) -> dict[str, Signal]:
@@ -68,15 +68,15 @@ def test_it_waits_until_a_median_has_changed_for_good() -> None:
     assert [each.empty for each in asked] == [True, True, False]
     assert asked[-1] == Decision(sync="local:learners=8,every=8")
     policy = PolicyDriver(SyncByLink(share=0.5))
-    told = [policy.decide("before_step", step=20 + i, signals=signals((0.75, 0.05)[i % 3 == 2])) for i in range(30)]
-    assert all(each.empty for each in told), "never in a row"
+    results = [policy.decide("before_step", step=20 + i, signals=signals((0.75, 0.05)[i % 3 == 2])) for i in range(30)]
+    assert all(each.empty for each in results), "never in a row"
 
 
 def in_rounds(exchange_s: float, every: int = 8) -> dict[str, Signal]:
     """As the monitor tells them of rounds: for all steps of one."""
     step_s = exchange_s + every * 0.1
-    told = {"reduce_s": exchange_s, "compute_s": every * 0.08, "data_s": every * 0.02, "step_s": step_s}
-    return {name: Signal(value) for name, value in (told | {"throughput": every * BATCH / step_s}).items()}
+    results = {"reduce_s": exchange_s, "compute_s": every * 0.08, "data_s": every * 0.02, "step_s": step_s}
+    return {name: Signal(value) for name, value in (results | {"throughput": every * BATCH / step_s}).items()}
 
 
 APART = "local:learners=8,every=8"
@@ -142,8 +142,8 @@ def test_a_rounded_round_takes_less_than_a_step_and_all_reduce_stays_too_dear() 
         policy.decide("before_step", step=step, signals=signals(0.75), batch_size=64)
     assert policy.decide("before_step", step=11, signals=signals(0.75), sync=apart).empty
     for step in (35, 43, 51):
-        told = policy.decide("before_step", step=step, signals=in_rounds(0.28), sync=apart)
-        assert told.sync != "allreduce", "a step still takes 0.75"
+        decision = policy.decide("before_step", step=step, signals=in_rounds(0.28), sync=apart)
+        assert decision.sync != "allreduce", "a step still takes 0.75"
     assert policy.state.over == pytest.approx(0.28 / 0.75)
     assert policy.decide("before_step", step=59, signals=in_rounds(0.02), sync=apart) == Decision(sync="allreduce")
 
@@ -186,7 +186,7 @@ def test_learners_apart_by_the_link_have_their_strategys_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("sync_by_size:strategy=local,pull=0.5", "local has no setting pull"),
         ("sync_by_size:strategy=averaging,outer_lr=0.5", "averaging has no setting outer_lr"),
@@ -198,8 +198,8 @@ def test_learners_apart_by_the_link_have_their_strategys_settings() -> None:
         ("sync_by_link:mix=2", "mix"),
     ],
 )
-def test_settings_that_the_strategy_has_not_are_refused_at_once(text: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_settings_that_the_strategy_has_not_are_refused_at_once(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         build(text)
 
 

@@ -34,9 +34,9 @@ def of(op: Op, value: Value, key: int | str = 1, **rest: int) -> Submission:
 
 def one(*given: Submission) -> Result:
     """The result of one collective."""
-    found = resolve([pack([submission]) for submission in given])
-    assert found.failed == {}
-    return found.done[given[0].name]
+    exchange = resolve([pack([submission]) for submission in given])
+    assert exchange.failed == {}
+    return exchange.done[given[0].name]
 
 
 @given(st.lists(submissions, max_size=5, unique_by=lambda s: s.name))
@@ -76,15 +76,15 @@ def test_results(given: list[Submission], result: Result) -> None:
     ],
 )
 def test_what_differs_fails_on_all_at_once(given: list[Submission], why: str) -> None:
-    found = resolve([pack([submission]) for submission in given])
-    assert found.failed == {("hook", "1"): why}
-    assert found.done == {}
+    exchange = resolve([pack([submission]) for submission in given])
+    assert exchange.failed == {("hook", "1"): why}
+    assert exchange.done == {}
 
 
 def test_what_is_missing_fails_with_the_ranks_when_nothing_else_moves() -> None:
-    found = resolve([pack([of("avg", 1.0)]), b"", b""])
-    assert found.done == {}
-    assert found.failed == {
+    exchange = resolve([pack([of("avg", 1.0)]), b"", b""])
+    assert exchange.done == {}
+    assert exchange.failed == {
         ("hook", "1"): "not called on rank 1, 2, or only after another one: begin both, then take results"
     }
 
@@ -93,18 +93,18 @@ def test_a_hook_that_goes_on_elsewhere_is_waited_for() -> None:
     """One worker began five at once, the other takes them one by one."""
     early = [of("sum", float(key), key) for key in range(5)]
     for key in range(5):
-        found = resolve([pack(early), pack([of("sum", 1.0, key)])])
-        assert found.done == {("hook", str(key)): key + 1.0}
-        assert found.failed == {}
-        early = [submission for submission in early if submission.name not in found.done]
+        exchange = resolve([pack(early), pack([of("sum", 1.0, key)])])
+        assert exchange.done == {("hook", str(key)): key + 1.0}
+        assert exchange.failed == {}
+        early = [submission for submission in early if submission.name not in exchange.done]
     assert early == []
 
 
 def test_another_hook_that_goes_on_is_no_reason_to_wait() -> None:
     stuck, busy = of("avg", 1.0), Submission("other", "1", "avg", 1.0)
-    found = resolve([pack([stuck, busy]), pack([busy])])
-    assert found.done == {busy.name: 1.0}
-    assert set(found.failed) == {stuck.name}
+    exchange = resolve([pack([stuck, busy]), pack([busy])])
+    assert exchange.done == {busy.name: 1.0}
+    assert set(exchange.failed) == {stuck.name}
 
 
 @given(
@@ -138,11 +138,11 @@ def test_any_order_gives_the_same_on_every_worker(
                         pending[worker]["hook", str(key)] = of(op, value, key)
                 waits[worker] = rng.choice([key for _, key in pending[worker]] or [None])
         rows = [pack(rng.sample(list(mine.values()), len(mine))) for mine in pending]
-        found = resolve(rows)
-        for name in (*found.done, *found.failed):
-            results.setdefault(name, found.done.get(name, "failed"))
+        exchange = resolve(rows)
+        for name in (*exchange.done, *exchange.failed):
+            results.setdefault(name, exchange.done.get(name, "failed"))
         for worker, mine in enumerate(pending):
-            for name in mine.keys() & {*found.done, *found.failed}:
+            for name in mine.keys() & {*exchange.done, *exchange.failed}:
                 del mine[name]
                 if waits[worker] == name[1]:
                     waits[worker] = None

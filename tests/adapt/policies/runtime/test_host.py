@@ -61,8 +61,8 @@ def crowd_of(*bodies: Body) -> SimulatedWorkers:
 
 def log_of(host: PolicyHost) -> list[Any]:
     """The first policy's log."""
-    found: list[Any] = host.to_json()[0]["state"].get("log", [])
-    return found
+    result: list[Any] = host.to_json()[0]["state"].get("log", [])
+    return result
 
 
 def logs(crowd: SimulatedWorkers) -> list[list[Any]]:
@@ -97,8 +97,8 @@ def test_what_hooks_ask_for_comes_in_order_and_once() -> None:
     host = PolicyHost([PolicyEntry(f"p{n}", does(lambda self, run, n=n: run.set_batch_size(n))) for n in (64, 10, 20)])
     host.call("after_step", make_snapshot(), LIMITS, 0)
     before = {"state": {}, "guards": {}, "failures": {}, "off": False}
-    found = [Proposal(f"p{n}", 100, Decision(batch_size=n), make_snapshot(), before) for n in (10, 20)]
-    assert host.drain_proposals() == found, "that of the first asks for what is there"
+    results = [Proposal(f"p{n}", 100, Decision(batch_size=n), make_snapshot(), before) for n in (10, 20)]
+    assert host.drain_proposals() == results, "that of the first asks for what is there"
     assert host.drain_proposals() == []
 
 
@@ -421,15 +421,21 @@ def test_after_three_failures_in_a_row_a_policy_is_off() -> None:
     assert len(again.drain_proposals()) == 1
 
 
-@pytest.mark.parametrize(("ask", "told"), [(lambda run: run.resize(99), 0), (lambda run: run.set_batch_size(10**6), 1)])
-def test_what_cannot_be_is_said_and_never_switches_a_policy_off(ask: Callable[[Run], None], told: int) -> None:
+@pytest.mark.parametrize(
+    ("ask", "expected_count"), [(lambda run: run.resize(99), 0), (lambda run: run.set_batch_size(10**6), 1)]
+)
+def test_what_cannot_be_is_said_and_never_switches_a_policy_off(
+    ask: Callable[[Run], None], expected_count: int
+) -> None:
     host = PolicyHost([PolicyEntry("it", does(lambda self, run: ask(run)))])
     for step in range(3 * MOST_FAILURES):
         host.call(
             "after_step", make_snapshot(step=step, workers=2), replace(LIMITS, low=2, high=2, longest_batch=100), 0
         )
-    assert [failure.off for failure in host.drain_failures()] == [False] * told, "a rule is told once"
-    assert {refused.decision for refused in host.drain_refusals()} == (set() if told else {Decision(workers=99)})
+    assert [failure.off for failure in host.drain_failures()] == [False] * expected_count, "a rule is told once"
+    assert {refused.decision for refused in host.drain_refusals()} == (
+        set() if expected_count else {Decision(workers=99)}
+    )
     assert host.drain_proposals() == []
     assert not host.to_json()[0]["off"]
 
@@ -502,11 +508,11 @@ def test_when_workers_change_hooks_that_wait_begin_again_on_all_joiners_too(work
     crowd.call("after_step")
     crowd.exchange()
     assert crowd.waiting, "the first collective has been heard, the second has not"
-    told = json.loads(json.dumps(crowd.hosts[0].to_json()))
+    data = json.loads(json.dumps(crowd.hosts[0].to_json()))
     hosts = [*crowd.hosts, *crowd_of(body).hosts][:workers]
     for rank, host in enumerate(hosts):
         if rank == 3:
-            host.load(told)
+            host.load(data)
         host.restart_waiting_hooks(workers, LIMITS, rank)
     for _ in range(2):
         assert all(host.waits_among(workers) for host in hosts)
@@ -627,10 +633,10 @@ def test_a_pure_policy_is_called_at_its_hooks_and_its_state_travels() -> None:
     assert other.to_json() == host.to_json()
 
 
-@pytest.mark.parametrize("told", [None, [], {"calls": "many"}])
-def test_a_state_that_is_none_of_the_policys_is_refused(told: Any) -> None:
+@pytest.mark.parametrize("saved", [None, [], {"calls": "many"}])
+def test_a_state_that_is_none_of_the_policys_is_refused(saved: Any) -> None:
     host = hosting(("pure", Pure()))
-    entry = {**host.to_json()[0], "state": told}
+    entry = {**host.to_json()[0], "state": saved}
     with pytest.raises(UserError, match="policy pure cannot take over its state"):
         host.load([entry])
 
@@ -673,7 +679,7 @@ def test_numbers_of_numpy_become_plain_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "saved",
     [
         None,
         {},
@@ -683,6 +689,6 @@ def test_numbers_of_numpy_become_plain_ones() -> None:
         [{"name": "it", "state": {}, "guards": {}, "failures": {"nohook": 1}, "off": False}],
     ],
 )
-def test_rubbish_state_is_refused(told: Any) -> None:
+def test_rubbish_state_is_refused(saved: Any) -> None:
     with pytest.raises(UserError, match="state of policies"):
-        hosting(("it", Keeps())).load(told)
+        hosting(("it", Keeps())).load(saved)

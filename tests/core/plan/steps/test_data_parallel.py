@@ -44,9 +44,9 @@ def test_it_takes_what_the_form_takes(model: DataParallelStep, passes: int) -> N
     workers, micro = np.arange(1.0, 21.0), 12.0
     splits = StepSplits(*np.broadcast_arrays(workers * micro * passes, micro, workers, 1.0, 1.0, 1.0, per_node))
     work = chain_of(1, 1.0, 0.0, model.grad_bytes)
-    told = seconds(np.array([known.get(name, 1e-30) for name in CONSTANTS]), work, splits)
+    result = seconds(np.array([known.get(name, 1e-30) for name in CONSTANTS]), work, splits)
     here = [model.step_s(12 * n * passes, n, passes=passes) for n in range(1, 21)]
-    assert here == pytest.approx(told.tolist(), rel=1e-12)
+    assert here == pytest.approx(result.tolist(), rel=1e-12)
 
 
 def test_a_linear_reduction_is_polluxs() -> None:

@@ -17,8 +17,8 @@ MESHES = [Mesh(*sizes) for sizes in product((1, 2), (1, 2, 4), (1, 2), (1, 2, 4)
 
 
 def column(mesh: Mesh, batch: int = 64, micro: int = 2) -> StepSplits:
-    told = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, 8)
-    return StepSplits(*(np.array([x], float) for x in told))
+    results = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, 8)
+    return StepSplits(*(np.array([x], float) for x in results))
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
@@ -26,9 +26,9 @@ def column(mesh: Mesh, batch: int = 64, micro: int = 2) -> StepSplits:
 def test_state_is_divided_as_one_holder_of_each_part_divides_it(mesh: Mesh, state: str) -> None:
     words = [axis for axis in ("tensor", "pipeline") if mesh.size(axis) > 1]
     name = MechanismName.parse("+".join([*words, state]))
-    told = state_of_worker(StateBytes(4000.0, 4000.0, 8000.0), name, mesh, copies=1)
+    result = state_of_worker(StateBytes(4000.0, 4000.0, 8000.0), name, mesh, copies=1)
     held = HeldAlone(4000.0, 4000.0, 8000.0, 0.0, 0.0)
-    assert peak_bytes(held, EVEN, column(mesh), sharded=state == "sharded")[0] == pytest.approx(told.total)
+    assert peak_bytes(held, EVEN, column(mesh), sharded=state == "sharded")[0] == pytest.approx(result.total)
 
 
 def test_the_first_stage_keeps_as_many_passes_as_there_are_stages() -> None:

@@ -19,8 +19,8 @@ def constants(**some: float) -> Floats:
 
 def splits(batch: int = 8, micro: int = 1, per_node: int = 8, **axes: int) -> StepSplits:
     sizes = {axis: axes.get(axis, 1) for axis in ("data", "shard", "tensor", "pipeline")}
-    told = (batch, micro, *sizes.values(), per_node)
-    return StepSplits(*(np.array([number], float) for number in told))
+    results = (batch, micro, *sizes.values(), per_node)
+    return StepSplits(*(np.array([number], float) for number in results))
 
 
 def work(**some: float) -> StepWork:
@@ -61,8 +61,10 @@ def test_the_edge_holds_up_every_pass_but_is_in_no_other_stage() -> None:
 
 def test_tensor_divides_arithmetic_and_adds_four_ring_sums_a_block() -> None:
     assert one(constants(flop_s=1.0), splits(tensor=4)) == pytest.approx(8 * 4 / 4)
-    told = parts(constants(tensor_byte_s=1.0), work(), splits(tensor=4))
-    assert told["tensor"][0] == pytest.approx(8 * 4 * 4 * (2 * 3 / 4))  # passes, blocks, sums, a ring's share of 1 byte
+    result = parts(constants(tensor_byte_s=1.0), work(), splits(tensor=4))
+    assert result["tensor"][0] == pytest.approx(
+        8 * 4 * 4 * (2 * 3 / 4)
+    )  # passes, blocks, sums, a ring's share of 1 byte
 
 
 def test_what_tensor_leaves_whole_every_worker_does() -> None:
@@ -110,8 +112,8 @@ def test_what_is_begun_between_nodes_takes_what_it_takes_within_one_and_the_late
 def test_plans_that_divide_parameters_gather_each_part_in_every_pass() -> None:
     c = constants(gradient_hop_s=1.0, gradient_byte_s=1.0)
     both = StepSplits(*(np.array([each, each], float) for each in (8, 2, 1, 2, 1, 1, 8)))
-    told = parts(c, work(gathered=5.0), both, np.array([False, True]))["gradients"]
-    assert told == pytest.approx([2 * (1 + 40 / 2), 2 * 3 * (5 + 40 / 2)])  # passes, half sums; parts and bytes
+    result = parts(c, work(gathered=5.0), both, np.array([False, True]))["gradients"]
+    assert result == pytest.approx([2 * (1 + 40 / 2), 2 * 3 * (5 + 40 / 2)])  # passes, half sums; parts and bytes
 
 
 def test_workers_of_a_node_share_the_link_to_the_next() -> None:
@@ -130,40 +132,42 @@ def test_where_state_is_divided_everybody_sends_to_everybody(axes: dict[str, int
     size, around = 40 / columns, 8 // columns
     here = 4 // columns
     sent = columns * here * (around - here) * size / around
-    told = parts(constants(across_byte_s=1.0), work(), splits(per_node=4, **axes))["gradients"][0]
-    assert told == pytest.approx(2 * sent)
+    result = parts(constants(across_byte_s=1.0), work(), splits(per_node=4, **axes))["gradients"][0]
+    assert result == pytest.approx(2 * sent)
 
 
 def test_stages_send_as_many_copies_over_a_link_as_tensor_has_workers_there() -> None:
     c = constants(across_byte_s=1.0)
     for tensor, copies in ((1, 1), (2, 2), (4, 2)):
-        told = parts(c, work(tensor_sums=0.0), splits(tensor=tensor, pipeline=4, per_node=2))["pipeline"][0]
-        assert told == pytest.approx((8 + 4 - 2) * 2 * copies)
+        result = parts(c, work(tensor_sums=0.0), splits(tensor=tensor, pipeline=4, per_node=2))["pipeline"][0]
+        assert result == pytest.approx((8 + 4 - 2) * 2 * copies)
 
 
 def test_what_tensor_leaves_whole_every_worker_sums() -> None:
-    told = parts(constants(gradient_byte_s=1.0, update_byte_s=1.0), work(whole_bytes=4.0), splits(data=2, tensor=4))
-    assert told["gradients"][0] == told["update"][0] == pytest.approx(4 * (6 / 4 + 4))
+    result = parts(constants(gradient_byte_s=1.0, update_byte_s=1.0), work(whole_bytes=4.0), splits(data=2, tensor=4))
+    assert result["gradients"][0] == result["update"][0] == pytest.approx(4 * (6 / 4 + 4))
 
 
 def test_neighbours_that_a_nodes_edge_cuts_through_meet_between_nodes() -> None:
     """Three along tensor: of the third ones of eight to a node one stands on the next."""
     c = constants(tensor_sum_s=1.0, across_hop_s=10.0)
     for data, hop in ((1, 1), (2, 1), (8, 11)):
-        told = parts(c, work(), splits(tensor=3, data=data))["tensor"][0]
-        assert told == pytest.approx(np.ceil(8 / data) * 4 * 4 * 4 * hop)  # passes, blocks, sums, hops
+        result = parts(c, work(), splits(tensor=3, data=data))["tensor"][0]
+        assert result == pytest.approx(np.ceil(8 / data) * 4 * 4 * 4 * hop)  # passes, blocks, sums, hops
     assert splits(tensor=3, data=8).nodes == 3, "not four nodes with two trios each"
 
 
 def test_sums_along_tensor_go_from_each_to_each_over_one_link_a_node() -> None:
     c = constants(across_byte_s=1.0)
-    told = parts(c, work(), splits(tensor=8, per_node=2))["tensor"][0]
-    assert told == pytest.approx(8 * 4 * 4 * 2 * 2 * 6 / 8)  # passes, blocks, sums; two workers, to six of eight, twice
+    result = parts(c, work(), splits(tensor=8, per_node=2))["tensor"][0]
+    assert result == pytest.approx(
+        8 * 4 * 4 * 2 * 2 * 6 / 8
+    )  # passes, blocks, sums; two workers, to six of eight, twice
 
 
 def test_one_worker_sums_and_sends_nothing() -> None:
-    told = parts(np.ones(len(NAMES)), work(), splits())
-    assert told["gradients"][0] == told["tensor"][0] == told["pipeline"][0] == 0
+    result = parts(np.ones(len(NAMES)), work(), splits())
+    assert result["gradients"][0] == result["tensor"][0] == result["pipeline"][0] == 0
 
 
 def test_a_hundred_thousand_plans_are_one_call_with_the_same_numbers_as_each_alone() -> None:

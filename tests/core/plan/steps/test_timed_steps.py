@@ -33,16 +33,16 @@ def test_fit_predicts_planted_models_under_noise(base, per_sample, latency, per_
 
     gradients = [(b, measured(truth.gradient_s(b, 1))) for b in (8, 32, 128, 512) for _ in range(5)]
     links = [LinkMeasured(2, measured(2 * latency), measured(per_byte)) for _ in range(5)]
-    found = fit_parts(gradients, truth.grad_bytes, links).model
+    result = fit_parts(gradients, truth.grad_bytes, links).model
     for batch, workers in [(16, 1), (256, 2), (256, 4), (2048, 8)]:
-        assert found.step_s(batch, workers) == pytest.approx(truth.step_s(batch, workers), rel=0.06)
+        assert result.step_s(batch, workers) == pytest.approx(truth.step_s(batch, workers), rel=0.06)
 
 
 @given(st.floats(1e-4, 1e-1), st.floats(1e-6, 1e-3))
 @settings(deadline=None)
 def test_fit_is_exact_without_noise(base, per_sample):
-    found = fit_gradient([(b, base + per_sample * b) for b in (1, 10, 100, 1000)])
-    assert found == (pytest.approx(base, rel=1e-5), pytest.approx(per_sample, rel=1e-5))
+    result = fit_gradient([(b, base + per_sample * b) for b in (1, 10, 100, 1000)])
+    assert result == (pytest.approx(base, rel=1e-5), pytest.approx(per_sample, rel=1e-5))
 
 
 def test_repeats_count_by_their_median():
@@ -68,13 +68,13 @@ def test_errors_are_predicted_over_measured_on_steps_the_fit_never_saw():
         Observation(2, 64, TRUTH.step_s(64, 2)),
         Observation(2, 256, TRUTH.step_s(256, 2) / 1.25),
     ]
-    found = fit_parts(gradients, TRUTH.grad_bytes, links, steps)
-    assert found.errors == {
+    result = fit_parts(gradients, TRUTH.grad_bytes, links, steps)
+    assert result.errors == {
         "batch 64 on 2 workers": pytest.approx(1.0),
         "batch 256 on 2 workers": pytest.approx(1.25),
     }
-    assert found.measured_workers == (1, 2)
-    assert fit_parts(gradients, TRUTH.grad_bytes, links).model == found.model
+    assert result.measured_workers == (1, 2)
+    assert fit_parts(gradients, TRUTH.grad_bytes, links).model == result.model
     assert fit_parts(gradients, TRUTH.grad_bytes).model.link == RingLink(), "without a link, reducing is free"
 
 

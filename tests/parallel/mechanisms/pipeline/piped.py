@@ -175,10 +175,10 @@ class Run:
 
     def dropped_step(self, step: int, passes: int) -> None:
         """The first ``passes`` of a step, and an end that drops them; others may hear of that only then."""
-        told = len(self.losses)
+        result = len(self.losses)
         with suppress(GroupBroken):
             assert not self.step(step, passes)
-        del self.losses[told:]
+        del self.losses[result:]
         self.division.abandon()
         self.buffers.restore()
         for p in self.division.parameters:
@@ -247,8 +247,8 @@ class Run:
 
     def state(self) -> State:
         param_blocks = self.division.split.param_blocks
-        found = {param_blocks[i].name: self.division.parameters[i].detach().clone() for i in self.own}
-        return found | {name: b.clone() for name, b in self.division.module.named_buffers()}
+        results = {param_blocks[i].name: self.division.parameters[i].detach().clone() for i in self.own}
+        return results | {name: b.clone() for name, b in self.division.module.named_buffers()}
 
 
 def alone(case: Case) -> tuple[State, torch.Tensor, list[float]]:

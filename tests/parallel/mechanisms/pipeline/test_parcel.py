@@ -29,10 +29,10 @@ def test_a_tensor_arrives_as_it_was(name: str) -> None:
     """Also behind another one that leaves it at an odd place of the payload."""
     sent = TENSORS[name]
     text, payload = pack({"before": torch.zeros(3, dtype=torch.uint8), "it": [sent, (sent, None, 2.5)]})
-    found = unpack(text, payload)
-    assert found["it"][1][1:] == (None, 2.5)
-    assert type(found["it"][1]) is tuple
-    for tensor in tensors_in(found["it"]):
+    result = unpack(text, payload)
+    assert result["it"][1][1:] == (None, 2.5)
+    assert type(result["it"][1]) is tuple
+    for tensor in tensors_in(result["it"]):
         assert torch.equal(tensor, sent)
         assert (tensor.dtype, tensor.stride()) == (sent.dtype, sent.stride())
         assert not tensor.numel() or tensor.data_ptr() % ALIGNMENT == sent.data_ptr() % ALIGNMENT
@@ -42,8 +42,8 @@ def test_a_tensor_arrives_as_it_was(name: str) -> None:
 def test_gradients_are_asked_for_where_they_were() -> None:
     """Stages ask the next one for the gradients of these alone."""
     first, second = torch.ones(2, requires_grad=True), torch.ones(2)
-    found = unpack(*pack((first, second)))
-    assert [tensor.requires_grad for tensor in found] == [True, False]
+    result = unpack(*pack((first, second)))
+    assert [tensor.requires_grad for tensor in result] == [True, False]
 
 
 def test_shapes_alone_decide_on_the_text() -> None:

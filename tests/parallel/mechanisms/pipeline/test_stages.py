@@ -25,10 +25,10 @@ def trained(cases: list[Any], stages: int) -> list[list[tuple[Any, ...]]]:
     import piped
 
     with processes(stages, piped.train, cases, stages) as them:
-        found = [[them.receive(rank)[1:] for rank in range(stages)] for _ in cases]
+        results = [[them.receive(rank)[1:] for rank in range(stages)] for _ in cases]
         for rank in range(stages):
             them.send(rank, "end")
-        return found
+        return results
 
 
 @pytest.mark.parametrize("stages", [3, *soaked(2, 4)])
@@ -45,8 +45,8 @@ def test_bits_of_one_process(stages: int) -> None:
         state, evaluation, losses = (
             wanted[case.model] if case.micro_batch is None and not case.abandons else piped.alone(case)
         )
-        told = [losses for _, _, losses in workers if losses is not None]
-        assert told == [losses], case
+        results = [losses for _, _, losses in workers if losses is not None]
+        assert results == [losses], case
         owners: dict[str, int] = {}
         for own, seen, _ in workers:
             assert torch.equal(seen, evaluation), case
@@ -67,7 +67,7 @@ def test_bits_of_checkpointed_activations_and_of_bf16(stages: int, schedules: li
     wanted = {kind: piped.alone(piped.Case(kind[0], bf16=kind[1])) for kind in kinds}
     for case, workers in zip(cases, trained(cases, stages), strict=True):
         state, _, losses = wanted[case.model, case.bf16]
-        assert [told for _, _, told in workers if told is not None] == [losses], case
+        assert [result for _, _, result in workers if result is not None] == [losses], case
         for own, _, _ in workers:
             for name, tensor in own.items():
                 assert torch.equal(tensor, state[name]), (case, name)

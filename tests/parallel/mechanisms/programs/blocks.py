@@ -35,8 +35,8 @@ def train(session: Any) -> None:
         right = loss = 0.0
         with torch.no_grad():
             for inputs, labels in session.batches(TensorDataset(x, y), 45, train=False):
-                found = model(inputs)
-                right += float((found.argmax(1) == labels).sum())
-                loss += float(F.cross_entropy(found, labels, reduction="sum"))
+                result = model(inputs)
+                right += float((result.argmax(1) == labels).sum())
+                loss += float(F.cross_entropy(result, labels, reduction="sum"))
         model.train()
         session.report(right=session.sum(right), loss=session.sum(loss))

@@ -36,27 +36,27 @@ class Odd(nn.Module):
             self.words = nn.Embedding(5, 6, sparse=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = torch.tanh(self.body(x))
+        result = torch.tanh(self.body(x))
         if self.case == "unused" and bool((x[:, 0] > 1.2).any()):  # of 25 samples a few
-            found = found + self.rare(x)
+            result = result + self.rare(x)
         if self.case == "frozen":
-            found = found + self.rare(x)
+            result = result + self.rare(x)
         if self.case in ("buffers", "layouts"):
-            found = self.norm(found.view(-1, 3, 2)).view(-1, 6)
+            result = self.norm(result.view(-1, 3, 2)).view(-1, 6)
             self.calls += 1
         if self.case == "layouts":
             image = x.view(-1, 3, 1, 2).expand(-1, -1, 2, -1)
-            found = found + self.conv(image).mean() + (self.transposed * self.narrow.float().sum()).sum()
-            found = found + self.wide.float().sum()
+            result = result + self.conv(image).mean() + (self.transposed * self.narrow.float().sum()).sum()
+            result = result + self.wide.float().sum()
         if self.case in ("frozen", "buffers", "layouts"):
-            found = found + self.never(x)
+            result = result + self.never(x)
         if self.case in ("buffers", "layouts"):
-            found = found + self.rare(x)
+            result = result + self.rare(x)
         if self.case == "sparse":
-            found = found + self.words((x[:, 0] > 0).long())
+            result = result + self.words((x[:, 0] > 0).long())
         if self.case == "recomputed":
-            found = checkpoint(self.rare, checkpoint(self.rare, found, use_reentrant=True), use_reentrant=True)
-        return self.head(found)
+            result = checkpoint(self.rare, checkpoint(self.rare, result, use_reentrant=True), use_reentrant=True)
+        return self.head(result)
 
 
 def data(count: int) -> TensorDataset:
@@ -83,9 +83,9 @@ def train(session) -> None:
         if session.stopped != "complete":
             break
     moved = {name: float(not torch.equal(p, before[name])) for name, p in odd.named_parameters()}
-    told = {f"moved_{name.replace('.', '_')}": value for name, value in moved.items()}
+    results = {f"moved_{name.replace('.', '_')}": value for name, value in moved.items()}
     if config["case"] in ("buffers", "layouts"):
-        told["constant_kept"] = float(torch.equal(odd.constant, torch.tensor([0.1, 1e-30, 1e30])))
-        told["fine_kept"] = float(torch.equal(odd.fine, torch.tensor([0.1, 1 / 3], dtype=torch.float64)))
-        told["calls"] = float(odd.calls)
-    session.report(**told)
+        results["constant_kept"] = float(torch.equal(odd.constant, torch.tensor([0.1, 1e-30, 1e30])))
+        results["fine_kept"] = float(torch.equal(odd.fine, torch.tensor([0.1, 1 / 3], dtype=torch.float64)))
+        results["calls"] = float(odd.calls)
+    session.report(**results)

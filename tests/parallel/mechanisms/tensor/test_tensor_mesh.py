@@ -66,8 +66,8 @@ def trained(
         optimizer.step()
         optimizer.zero_grad()
     split = replica.split
-    found = {split.param_blocks[i].name: replica.store.parameters[i].detach().clone() for i in replica.store.computed}
-    return found | dict(replica.module.named_buffers())
+    results = {split.param_blocks[i].name: replica.store.parameters[i].detach().clone() for i in replica.store.computed}
+    return results | dict(replica.module.named_buffers())
 
 
 def sha(value: torch.Tensor) -> str:
@@ -95,20 +95,22 @@ def work(worker: Worker) -> None:
 
 def test_the_mesh_does_not_show() -> None:
     with processes(4, work) as them:
-        found = {mesh: [them.receive(rank)[0] for rank in range(mesh.workers)] for mesh in MESHES}
+        results = {mesh: [them.receive(rank)[0] for rank in range(mesh.workers)] for mesh in MESHES}
         fast = [them.receive(rank)[0] for rank in range(4)]
-    alone = found[Mesh()][0]
-    for mesh, workers in found.items():
+    alone = results[Mesh()][0]
+    for mesh, workers in results.items():
         for name in TRAINED:
             together: dict[str, str] = {}
-            for told in workers:
-                assert told[name].items() <= alone[name].items(), f"{name} on {mesh}"
-                together |= told[name]
+            for result in workers:
+                assert result[name].items() <= alone[name].items(), f"{name} on {mesh}"
+                together |= result[name]
             assert together.keys() == alone[name].keys()
             if mesh.tensor > 1:
-                assert all(len(told[name]) < len(alone[name]) for told in workers), "blocks lie where they are computed"
-    for told in fast:
-        for name, values in told.items():
+                assert all(len(result[name]) < len(alone[name]) for result in workers), (
+                    "blocks lie where they are computed"
+                )
+    for result in fast:
+        for name, values in result.items():
             wanted = in_leaves(EXAMPLES[name])
             assert values
             for param_block, value in values.items():
@@ -158,5 +160,5 @@ def in_leaves(example: Example) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", TRAINED)
 def test_equals_plain_pytorch(name: str) -> None:
     """On one worker; that others are equal to it the other test shows."""
-    found = trained(EXAMPLES[name], replicated(Group()), dtype=torch.float64)
-    torch.testing.assert_close(found, in_leaves(EXAMPLES[name]), rtol=1e-6, atol=1e-6)
+    run_result = trained(EXAMPLES[name], replicated(Group()), dtype=torch.float64)
+    torch.testing.assert_close(run_result, in_leaves(EXAMPLES[name]), rtol=1e-6, atol=1e-6)

@@ -49,8 +49,8 @@ def test_pairs_of_linear_layers_are_found_and_what_is_left_stays_whole() -> None
     assert chosen(normed, 4, None) == {"0": "columns", "3": "rows"}
     assert not chosen(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4)), 4, None)
     # Square projections that are declared one after the other are not taken for pairs.
-    found = chosen(Gpt(), 4, None)
-    assert found == {
+    result = chosen(Gpt(), 4, None)
+    assert result == {
         f"layers.{i}.{name}": parallel_style
         for i in range(2)
         for name, parallel_style in (("up", "columns"), ("down", "rows"))
@@ -124,7 +124,7 @@ def test_one_block_divides_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "plan", "told"),
+    ("model", "plan", "message"),
     [
         (mlp, {"layers.*": COLUMNS}, "a plan names modules of the model"),
         (mlp, {"0": SequenceParallel()}, "by columns or by rows"),
@@ -141,8 +141,8 @@ def test_one_block_divides_nothing() -> None:
         (Gpt, {"words": ROWS}, "along the same dimension"),
     ],
 )
-def test_what_does_not_fit_is_refused(model: Any, plan: dict[str, Any] | None, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_what_does_not_fit_is_refused(model: Any, plan: dict[str, Any] | None, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         divided(model(), plan)
 
 
@@ -166,10 +166,10 @@ def test_states_have_the_users_names(name: str) -> None:
     assert all(torch.equal(value, other[key]) for key, value in plain.state_dict().items())
     assert [key for key, _ in model.named_parameters()] == names
     removed = next(key for key in other if key.endswith("weight") and key not in dict(model.named_parameters()))
-    found = model.load_state_dict(
+    result = model.load_state_dict(
         {"new": torch.ones(1)} | {k: v for k, v in other.items() if k != removed}, strict=False
     )
-    assert (found.missing_keys, found.unexpected_keys) == ([removed], ["new"])
+    assert (result.missing_keys, result.unexpected_keys) == ([removed], ["new"])
     with pytest.raises(RuntimeError, match="size mismatch"):
         model.load_state_dict(other | {removed: torch.ones(2, 2)})
 

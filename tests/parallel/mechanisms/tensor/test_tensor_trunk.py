@@ -134,8 +134,8 @@ def trained(name: str, optimizer: str, comms: Comms, *, trunk: bool = True) -> t
         stepper.step()
         stepper.zero_grad()
     split = replica.split
-    found = {split.param_blocks[i].name: replica.store.parameters[i].detach().clone() for i in replica.store.computed}
-    return found | dict(replica.module.named_buffers()), sync.statistics.parts["loss"]
+    results = {split.param_blocks[i].name: replica.store.parameters[i].detach().clone() for i in replica.store.computed}
+    return results | dict(replica.module.named_buffers()), sync.statistics.parts["loss"]
 
 
 @torch.no_grad()
@@ -146,9 +146,9 @@ def evaluate(model: nn.Module, replica: Replica, x: torch.Tensor, calls: int, *,
     wanted = None
     for _ in range(calls):
         torch.manual_seed(0)
-        found = model(x)
-        wanted = found if wanted is None else wanted
-        assert torch.equal(found, wanted)
+        result = model(x)
+        wanted = result if wanted is None else wanted
+        assert torch.equal(result, wanted)
     model.train()
     if to_the_end:
         replica.stand_in()
@@ -162,20 +162,20 @@ def refused(comms: Comms) -> list[str]:
     execution = ExecutionSettings(mesh=comms.mesh, mechanism="tensor", num_slots=SLOTS, virtual_tensor=4)
     replica = prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), execution, comms).replica
     replica.begin_evaluation()
-    found = []
+    results = []
     with torch.no_grad():
         try:
             if comms.rank == 0:
                 model.eval()(torch.randn(4, 6))
             replica.stand_in()
         except UserError as error:
-            found.append(str(error))
+            results.append(str(error))
     replica.stand_in()  # at once: nobody waits for anybody behind an error
     try:
         copy.deepcopy(model)
     except UserError as error:
-        found.append(str(error))
-    return found
+        results.append(str(error))
+    return results
 
 
 CASES = (("cnn", "adamw"), ("flat", "sgd"), ("called", "adamw"), ("attends", "adamw"))
@@ -203,10 +203,10 @@ def test_the_mesh_does_not_show() -> None:
                 alone = {param_block: sha(value) for param_block, value in state.items()}
                 together: dict[str, str] = {}
                 for rank in range(mesh.workers):
-                    told, heard = them.receive(rank)
-                    assert told.items() <= alone.items(), f"{case} on {mesh}"
+                    result, heard = them.receive(rank)
+                    assert result.items() <= alone.items(), f"{case} on {mesh}"
                     assert heard == loss, f"{case} on {mesh}"
-                    together |= told
+                    together |= result
                 assert together.keys() == alone.keys()
             if mesh == Mesh(tensor=2):
                 for rank in range(2):
@@ -249,7 +249,7 @@ def tied() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("model", "execution", "told"),
+    ("model", "execution", "message"),
     [
         (loose, {}, "are in one module, or follow each other"),
         (tied, {}, "share"),
@@ -260,10 +260,10 @@ def tied() -> nn.Module:
         (mlp, {"mesh": Mesh(data=2, tensor=4), "num_slots": 4}, "has a slot of its own"),
     ],
 )
-def test_what_is_refused_before_a_worker_starts(model: Any, execution: dict[str, Any], told: str) -> None:
+def test_what_is_refused_before_a_worker_starts(model: Any, execution: dict[str, Any], message: str) -> None:
     made = model()
     plan_layers(made, DataParallelTrunk())
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         divide_layers(
             ModelParallel(made), ExecutionSettings(**{"virtual_tensor": 4, "mechanism": "tensor", **execution})
         )

@@ -64,12 +64,12 @@ def run(model: nn.Module, example: Example, dtype: torch.dtype, backward) -> Non
 def state_of(model: nn.Module, example: Example, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     model.eval()
     with torch.no_grad():
-        found = {"says": model(samples(example, 99, dtype))}
+        results = {"says": model(samples(example, 99, dtype))}
         for prefix, layer in model.named_modules():
             for name in layer.divided if isinstance(layer, Divided) else ():
-                found[f"{prefix}.{name}".lstrip(".")] = layer._gathered(name)
-        found |= {name: value for name, value in model.named_parameters(remove_duplicate=False) if "#" not in name}
-        return found | dict(model.named_buffers())
+                results[f"{prefix}.{name}".lstrip(".")] = layer._gathered(name)
+        results |= {name: value for name, value in model.named_parameters(remove_duplicate=False) if "#" not in name}
+        return results | dict(model.named_buffers())
 
 
 def sha(state: dict[str, torch.Tensor]) -> str:
@@ -93,17 +93,17 @@ def work(worker: Worker) -> None:
 
 def test_the_width_does_not_show() -> None:
     with processes(WIDEST, work) as them:
-        found = {width: [them.receive(rank)[0] for rank in range(width)] for width in range(1, WIDEST + 1)}
+        results = {width: [them.receive(rank)[0] for rank in range(width)] for width in range(1, WIDEST + 1)}
         fast = [them.receive(rank)[0] for rank in range(WIDEST)]
-    alone = found[1][0]
+    alone = results[1][0]
     assert alone["gpt, checkpointed"] == alone["gpt, tied"]
     assert len(set(alone.values())) == len(EXAMPLES) - 1
-    for width, workers in found.items():
-        for rank, told in enumerate(workers):
-            assert told == alone, f"worker {rank} of {width}"
+    for width, workers in results.items():
+        for rank, result in enumerate(workers):
+            assert result == alone, f"worker {rank} of {width}"
     for name, example in EXAMPLES.items():
-        for told in fast:
-            torch.testing.assert_close(told[name], plain(example), rtol=1e-6, atol=1e-6)
+        for result in fast:
+            torch.testing.assert_close(result[name], plain(example), rtol=1e-6, atol=1e-6)
 
 
 def plain(example: Example) -> dict[str, torch.Tensor]:

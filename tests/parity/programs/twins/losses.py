@@ -47,10 +47,10 @@ def plain_adversaries(losses):
     loader = DataLoader(pairs(44, 6), batch_size=16)
     for _ in range(2):
         for x, y in loader:
-            found = first(x)
-            judged = second(found.detach()).square().mean() - second(y).mean()
+            result = first(x)
+            judged = second(result.detach()).square().mean() - second(y).mean()
             judged.backward()
-            loss = F.mse_loss(found, y)
+            loss = F.mse_loss(result, y)
             loss.backward()
             opt_first.step()
             opt_second.step()
@@ -67,10 +67,10 @@ def adversaries(session, losses):
     first, second, opt_first, opt_second = session.prepare(first, second, opt_first, opt_second)
     for _ in session.epochs(2):
         for x, y in session.batches(loader):
-            found = first(x)
-            judged = second(found.detach()).square().mean() - second(y).mean()
+            result = first(x)
+            judged = second(result.detach()).square().mean() - second(y).mean()
             session.backward(judged, second, more=True)
-            loss = F.mse_loss(found, y)
+            loss = F.mse_loss(result, y)
             session.backward(loss, first)
             opt_first.step()
             opt_second.step()

@@ -31,14 +31,14 @@ def run(tmp_path: Path) -> Iterator[AgentRun]:
     with ExitStack() as stack:
         network = stack.enter_context(Network(4))
         execution = ["--workers", "1:4", "--heartbeat", "5s", "--grace", "120s", "--set", f"until={tmp_path / 'go'}"]
-        found = AgentRun(network, tmp_path, "run", str(PROGRAM), *TRAINING, *execution)
-        stack.callback(found.close)
-        found.until(found.token.exists)
+        result = AgentRun(network, tmp_path, "run", str(PROGRAM), *TRAINING, *execution)
+        stack.callback(result.close)
+        result.until(result.token.exists)
         for at in range(4):  # a run that begins on all four tells of no other view
-            found.until(lambda at=at: not at or found.records(Reported))
-            found.agent(at, 1, "--notice-file", str(tmp_path / f"notice{at}"), "--notice-seconds", "30")
-        found.until_on(4)
-        yield found
+            result.until(lambda at=at: not at or result.records(Reported))
+            result.agent(at, 1, "--notice-file", str(tmp_path / f"notice{at}"), "--notice-seconds", "30")
+        result.until_on(4)
+        yield result
 
 
 def workers_on(run: AgentRun) -> list[list[int]]:

@@ -112,7 +112,7 @@ def test_hosts_come_die_and_go(begin: Begin, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(400)
 def test_a_study_on_hosts_that_come_die_and_go(begin: Begin, tmp_path: Path, cluster: LocalCluster) -> None:
-    study = ["--sampler", "random", "--trials", "4", "--mode", "exact", "--seed", "3"]
+    study = ["--sampler", "random", "--trials", "4", "--mode", "exact", "--slots", "4", "--seed", "3"]
     study += ["--set", "epochs=6", "--set", "pause_s=0.2"]
     run = begin("tune", str(TUNED), *study, "--workers", "4", "--trial-workers", "1:2")
     run.agent(0)
@@ -136,7 +136,7 @@ def test_a_study_on_hosts_that_come_die_and_go(begin: Begin, tmp_path: Path, clu
         sampler="random",
         trials=4,
         seed=3,
-        execution=ExecutionSettings(),
+        execution=ExecutionSettings(num_slots=4),
         workers=2,
         config={"epochs": 6, "pause_s": 0.2, "until": str(tmp_path / "go")},
     )

@@ -68,10 +68,10 @@ def agent(cluster: HostsCluster, host: str, launcher: Launcher, logs: Path) -> t
 def test_workers_that_never_come_are_lost_and_the_others_train(
     tmp_path: Path, tiny: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    liar, told, lying = Liar(), list[Record](), list[threading.Thread]()
+    liar, result, lying = Liar(), list[Record](), list[threading.Thread]()
 
     def observe(record: Record) -> None:
-        told.append(record)
+        result.append(record)
         if isinstance(record, Reported) and not lying:  # the first one needs its time
             monkeypatch.setattr(starting, "START_LIMIT_S", 2.0)
             lying.append(agent(cluster, "liar", liar, tmp_path / "liar"))
@@ -93,7 +93,7 @@ def test_workers_that_never_come_are_lost_and_the_others_train(
     for thread in (honest, *lying):
         thread.join(LIMIT_S)
     assert finished.workers == 1
-    why = next(record.why for record in told if isinstance(record, WorkerGone))
+    why = next(record.why for record in result if isinstance(record, WorkerGone))
     assert "host liar says that worker 1 runs, but it has not come within 2 s" in why
     assert liar.ended
 

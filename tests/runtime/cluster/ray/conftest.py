@@ -35,8 +35,8 @@ def apart(tmp_path: Path) -> Iterator[Callable[[str], dict[str, Any]]]:
         kept = [tmp_path / "said", *Path(short).glob("ray/session_latest/logs/monitor.log")]
         logs = {path.name: path.read_text()[-4000:] for path in kept if path.exists()}
         assert done.returncode == 0, (done.stderr[-4000:], logs)
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        data: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return data
 
     yield run
     shutil.rmtree(short)

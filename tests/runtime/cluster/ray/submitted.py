@@ -41,15 +41,15 @@ def start(folder: Path, *options: str) -> None:
 
 def left() -> list[str]:
     """The agents, workers and controllers that run here."""
-    found = []
+    results = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
         if any(word.startswith("elastune") or "AgentActor" in word for word in words):
-            found.append(" ".join(words))
-    return found
+            results.append(" ".join(words))
+    return results
 
 
 def main(folder: Path, program: Path) -> None:

@@ -29,11 +29,11 @@ class Controller:
     """``elastune`` and ``words`` with the cluster ``asked``, its trainings slow until ``go`` is called."""
 
     def __init__(
-        self, slurm: VirtualSlurm, folder: Path, asked: str, before: Sequence[str] = (), words: Sequence[str] = RUN
+        self, slurm: VirtualSlurm, folder: Path, text: str, before: Sequence[str] = (), words: Sequence[str] = RUN
     ) -> None:
         self.slurm, self.folder, self.out = slurm, folder, folder / "run"
         slow = ["--set", "pause_s=0.4", "--set", f"until={folder / 'go'}"]
-        command = [*before, *ELASTUNE, *words, *slow, "--cluster", asked]
+        command = [*before, *ELASTUNE, *words, *slow, "--cluster", text]
         self._command = [*command, "--json", "--out", str(self.out)]
         self.start()
 
@@ -83,12 +83,12 @@ class Controller:
 
 def worker_processes(out: Path) -> dict[int, int]:
     """The processes that have the worker logs of the run in ``out`` open, by worker."""
-    found = {}
+    results = {}
     for path in Path("/proc").glob("[0-9]*/fd/1"):
         try:
             log = Path(os.readlink(path))
         except OSError:
             continue
         if log.parent == out.resolve() / "logs" and log.stem.startswith("worker-"):
-            found[int(log.stem.partition("-")[2])] = int(path.parts[2])
-    return found
+            results[int(log.stem.partition("-")[2])] = int(path.parts[2])
+    return results

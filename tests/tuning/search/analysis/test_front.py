@@ -196,8 +196,8 @@ def rows(*values, names=("accuracy", "seconds", "cost")):
 
 
 def test_without_a_preference_the_pick_is_nearly_the_best_and_fast():
-    found = recommend(rows((0.99, 2, 2), (0.97, 1.5, 1.5), (0.11, 1, 1)), OBJECTIVES)
-    assert [(each.index, each.reason) for each in found] == [
+    recommendation = recommend(rows((0.99, 2, 2), (0.97, 1.5, 1.5), (0.11, 1, 1)), OBJECTIVES)
+    assert [(each.index, each.reason) for each in recommendation] == [
         (0, "the best accuracy, and the fastest within 1% of it"),
         (1, "the cheapest within 5% of the best accuracy"),
     ]
@@ -206,8 +206,8 @@ def test_without_a_preference_the_pick_is_nearly_the_best_and_fast():
 
 
 def test_three_points_are_named_where_they_differ():
-    found = recommend(rows((0.99, 9, 9), (0.985, 4, 5), (0.95, 3, 1), (0.5, 1, 0.5)), OBJECTIVES)
-    assert [(each.index, each.reason) for each in found] == [
+    recommendation = recommend(rows((0.99, 9, 9), (0.985, 4, 5), (0.95, 3, 1), (0.5, 1, 0.5)), OBJECTIVES)
+    assert [(each.index, each.reason) for each in recommendation] == [
         (1, "the fastest within 1% of the best accuracy"),
         (0, "the best accuracy"),
         (2, "the cheapest within 5% of the best accuracy"),
@@ -216,8 +216,8 @@ def test_three_points_are_named_where_they_differ():
 
 
 def test_nothing_is_given_up_for_a_time_that_is_no_shorter():
-    found = recommend(rows((0.99, 2.0, 1.0), (0.985, 1.99, 1.0)), OBJECTIVES)
-    assert [(each.index, each.reason) for each in found] == [
+    recommendation = recommend(rows((0.99, 2.0, 1.0), (0.985, 1.99, 1.0)), OBJECTIVES)
+    assert [(each.index, each.reason) for each in recommendation] == [
         (0, "the best accuracy, and the fastest (to 1%) within 1% of it")
     ]
 
@@ -260,14 +260,14 @@ def test_the_first_that_is_no_time_says_how_good_a_trial_is():
 )
 def test_what_is_recommended_is_on_the_front_and_nearly_the_best(points, proportional):
     values = rows(*points)
-    found = recommend(values, OBJECTIVES, proportional=proportional)
+    recommendation = recommend(values, OBJECTIVES, proportional=proportional)
     on_front = nondominated(np.array([[-a, s, c] for a, s, c in points]))
-    assert 1 <= len(found) <= 3
-    assert len({each.index for each in found}) == len(found)
-    assert all(on_front[each.index] for each in found)
+    assert 1 <= len(recommendation) <= 3
+    assert len({each.index for each in recommendation}) == len(recommendation)
+    assert all(on_front[each.index] for each in recommendation)
     best = max(a for a, _, _ in points)
-    assert points[found[0].index][0] >= best - 0.01 * best
-    assert all(points[each.index][0] >= best - 0.05 * best for each in found)
+    assert points[recommendation[0].index][0] >= best - 0.01 * best
+    assert all(points[each.index][0] >= best - 0.05 * best for each in recommendation)
     near = [s for (a, s, _), on in zip(points, on_front, strict=True) if on and a >= best - 0.01 * best]
-    assert points[found[0].index][1] <= min(near) * 1.01
-    assert any(points[each.index][0] == best for each in found)
+    assert points[recommendation[0].index][1] <= min(near) * 1.01
+    assert any(points[each.index][0] == best for each in recommendation)

@@ -27,18 +27,18 @@ UNIT: dict[str, BaseDistribution] = {name: FloatDistribution(0, 1) for name in "
 def tried(f: Callable[..., float], space: dict[str, BaseDistribution], n: int, seed: int = 0) -> list[EvaluatedTrial]:
     """Random configurations and what ``f`` makes of them."""
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
-    found = []
+    results = []
     for _ in range(n):
         params = study.ask(space).params
-        found.append(
+        results.append(
             EvaluatedTrial(params, {k: distribution_to_json(d) for k, d in space.items()}, {"loss": f(**params)})
         )
-    return found
+    return results
 
 
 def one(trials: list[EvaluatedTrial]) -> Importance:
-    (found,) = importance(trials, LOSS)
-    return found
+    (result,) = importance(trials, LOSS)
+    return result
 
 
 def shares(found: Importance) -> dict[str, float]:
@@ -46,14 +46,14 @@ def shares(found: Importance) -> dict[str, float]:
 
 
 def test_a_sum_is_decided_by_its_steepest_term() -> None:
-    found = one(tried(lambda a, b, c, d: 3 * a + b, UNIT, 80))
-    assert [each.name for each in found.parameters[:2]] == ["a", "b"]
-    share = shares(found)
+    result = one(tried(lambda a, b, c, d: 3 * a + b, UNIT, 80))
+    assert [each.name for each in result.parameters[:2]] == ["a", "b"]
+    share = shares(result)
     assert share["a"] == pytest.approx(0.9, abs=0.07), "9 to 1, the squares of the slopes"
     assert share["b"] == pytest.approx(0.1, abs=0.07)
     assert max(share["c"], share["d"]) < 0.03
     assert sum(share.values()) == pytest.approx(1.0)
-    assert (found.trials, found.why_not) == (80, "")
+    assert (result.trials, result.why_not) == (80, "")
 
 
 def test_the_best_are_the_highest_where_more_is_better() -> None:
@@ -88,11 +88,11 @@ def test_parameters_of_some_trials_alone_count_and_so_do_system_parameters() -> 
         gone = "beta" if each.params["optimizer"] == "sgd" else "momentum"
         kept: dict[str, Any] = {name: value for name, value in each.params.items() if name != gone}
         trials.append(EvaluatedTrial(kept, {name: each.distributions[name] for name in kept}, each.values))
-    found = one(trials)
-    share = shares(found)
+    result = one(trials)
+    share = shares(result)
     assert set(share) == set(space)
     assert share["momentum"] > 0.5 > 10 * max(share["beta"], share["workers"])
-    counts = {each.name: each.trials for each in found.parameters}
+    counts = {each.name: each.trials for each in result.parameters}
     assert counts["momentum"] + counts["beta"] == counts["optimizer"] == 120
 
 
@@ -114,9 +114,9 @@ def test_ranges_that_grew_are_one() -> None:
     ],
 )
 def test_where_nothing_can_be_said_it_says_so(trials: list[EvaluatedTrial], why: str) -> None:
-    found = one(trials)
-    assert why in found.why_not
-    assert not found.parameters
+    result = one(trials)
+    assert why in result.why_not
+    assert not result.parameters
 
 
 def test_noise_is_decided_by_nothing() -> None:
@@ -124,8 +124,8 @@ def test_noise_is_decided_by_nothing() -> None:
     silent = 0
     for seed in range(20):
         draw = np.random.default_rng(seed)
-        found = one(tried(lambda a, b, c, d, draw=draw: float(draw.normal()), UNIT, 40, seed))
-        silent += "do not predict it" in found.why_not
+        result = one(tried(lambda a, b, c, d, draw=draw: float(draw.normal()), UNIT, 40, seed))
+        silent += "do not predict it" in result.why_not
     assert silent >= 17
 
 
@@ -135,6 +135,6 @@ def test_each_objective_has_its_own_and_the_same_trials_say_the_same() -> None:
         for t in tried(lambda a, b, c, d: a, UNIT, 40)
     ]
     objectives = [*LOSS, Objective("seconds", "min")]
-    found = importance(trials, objectives)
-    assert [(each.objective, each.parameters[0].name) for each in found] == [("loss", "a"), ("seconds", "b")]
-    assert importance(trials, objectives) == found
+    result = importance(trials, objectives)
+    assert [(each.objective, each.parameters[0].name) for each in result] == [("loss", "a"), ("seconds", "b")]
+    assert importance(trials, objectives) == result

@@ -57,13 +57,13 @@ def test_the_result_counts_as_if_there_had_been_no_estimate(sampler):
 
 
 def test_samplers_learn_from_estimates():
-    ignorant, told = twins("gp", ONE)
-    for one in (ignorant, told):
+    ignorant, result = twins("gp", ONE)
+    for one in (ignorant, result):
         for number in range(12):
             lr = one.ask().params["lr"]
-            if one is told:
+            if one is result:
                 one.estimate(number, (abs(math.log10(lr) + 2),))
-    near = [abs(math.log10(one.ask().params["lr"]) + 2) for one in (ignorant, told) for _ in range(3)]
+    near = [abs(math.log10(one.ask().params["lr"]) + 2) for one in (ignorant, result) for _ in range(3)]
     assert sum(near[3:]) < 0.5 * sum(near[:3])
 
 

@@ -204,17 +204,17 @@ def search(known: int, *, seed: int = 0, constraints: Any = ()) -> Suggester:
     """A search that was told ``known`` trials."""
     suggester = Suggester(space, TWO, parse_constraints(constraints), sampler="gp", seed=seed)
     for _ in range(known):
-        asked = suggester.ask()
-        assert asked is not None
-        values = {"error": abs(math.log10(asked.params["lr"]) + 2), "seconds": float(asked.params["width"])}
-        suggester.tell(asked.number, TrialFinished(asked.number, "complete", values=values, metrics=values))
+        suggestion = suggester.ask()
+        assert suggestion is not None
+        values = {"error": abs(math.log10(suggestion.params["lr"]) + 2), "seconds": float(suggestion.params["width"])}
+        suggester.tell(suggestion.number, TrialFinished(suggestion.number, "complete", values=values, metrics=values))
     return suggester
 
 
 def ask(suggester: Suggester) -> dict[str, Any]:
-    asked = suggester.ask()
-    assert asked is not None
-    return asked.params
+    suggestion = suggester.ask()
+    assert suggestion is not None
+    return suggestion.params
 
 
 @pytest.mark.parametrize("constraints", [("seconds <= 20",), *soaked(((),))])

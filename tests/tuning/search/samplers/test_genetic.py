@@ -53,10 +53,10 @@ def zdt1_values(values):
 
 
 def branching(trial):
-    found = {"lr": trial.suggest_float("lr", 1e-4, 1.0, log=True), "width": trial.suggest_int("width", 1, 64)}
+    results = {"lr": trial.suggest_float("lr", 1e-4, 1.0, log=True), "width": trial.suggest_int("width", 1, 64)}
     if trial.suggest_categorical("optimizer", ["sgd", "adam"]) == "sgd":
-        return {**found, "momentum": trial.suggest_float("momentum", 0.0, 0.99)}
-    return {**found, "beta": trial.suggest_float("beta", 0.8, 0.99)}
+        return {**results, "momentum": trial.suggest_float("momentum", 0.0, 0.99)}
+    return {**results, "beta": trial.suggest_float("beta", 0.8, 0.99)}
 
 
 def off(values):
@@ -67,11 +67,11 @@ def off(values):
 def search(space, measure, trials, *, at_once=1, sampler="genetic", objectives=ONE, seed=1, suggester=None, limits=()):
     """Runs ``trials`` trials, ``at_once`` outstanding, the oldest ends first; returns suggester, entries, values."""
     suggester = suggester or Suggester(space, objectives, limits, sampler=sampler, seed=seed)
-    entries, running, found = [], [], []
+    entries, running, result = [], [], []
 
     def end(asked):
         measured = measure(asked.values)
-        found.append(measured)
+        result.append(measured)
         record = TrialFinished(asked.number, "complete" if measured else "infeasible", measured or {})
         suggester.tell(asked.number, record)
         entries.append(Entry(float(len(entries)), record))
@@ -84,7 +84,7 @@ def search(space, measure, trials, *, at_once=1, sampler="genetic", objectives=O
             end(running.pop(0))
     for asked in running:
         end(asked)
-    return suggester, entries, found
+    return suggester, entries, result
 
 
 def started(asked):
@@ -172,12 +172,12 @@ def test_without_migration_parents_are_the_best_finished_of_the_same_deme(demes,
     genetics = GeneticOptions(demes=demes, population=population, migration=0)
     rng = np.random.default_rng(seed)
     past = told([None if rng.random() < 0.2 else value for value in rng.permutation(n)])
-    found = parents(past, MIN, genetics)
+    result = parents(past, MIN, genetics)
     own = [trial for i, trial in enumerate(past) if i % demes == n % demes and trial.state == TrialState.COMPLETE]
     if place(n, genetics).generation == 0:
-        assert found == []
+        assert result == []
     elif own:
-        assert numbers(found) == numbers(sorted(own, key=lambda trial: trial.value)[:population])
+        assert numbers(result) == numbers(sorted(own, key=lambda trial: trial.value)[:population])
 
 
 def test_those_who_break_a_constraint_breed_only_while_nobody_keeps_all():
@@ -227,8 +227,8 @@ def test_a_drive_that_waits_breeds_from_whole_generations():
 
 def test_settings_are_read_and_what_is_not_named_keeps_its_default():
     assert parse_genetics("genetic") == GeneticOptions()
-    found = parse_genetics("genetic:demes=4, population=32,mutation=.1,steady=0")
-    assert found == GeneticOptions(demes=4, population=32, mutation=0.1, steady=0)
+    result = parse_genetics("genetic:demes=4, population=32,mutation=.1,steady=0")
+    assert result == GeneticOptions(demes=4, population=32, mutation=0.1, steady=0)
 
 
 @pytest.mark.parametrize(
@@ -278,22 +278,22 @@ def test_with_one_objective_it_is_better_than_random(sampler):
 
 @pytest.mark.parametrize("sampler", ["genetic", *soaked("genetic:steady=0")])
 def test_with_two_objectives_it_covers_more_than_random(sampler):
-    found = [median(zdt1, zdt1_values, name, 120, covered, TWO) for name in (sampler, "random")]
-    assert found[0] > found[1] + 0.2
+    results = [median(zdt1, zdt1_values, name, 120, covered, TWO) for name in (sampler, "random")]
+    assert results[0] > results[1] + 0.2
 
 
 def test_maximising_mirrors_minimising():
     upwards = parse_objectives({"y": "max"})
-    found = search(sphere, distance, 60)[2]
+    result = search(sphere, distance, 60)[2]
     mirrored = search(sphere, lambda values: {"y": -distance(values)["y"]}, 60, objectives=upwards)[2]
-    assert [each["y"] for each in found] == [-each["y"] for each in mirrored]
+    assert [each["y"] for each in result] == [-each["y"] for each in mirrored]
 
 
 def test_conditional_genes_are_inherited():
-    _, entries, found = search(branching, off, 100, at_once=4)
+    _, entries, result = search(branching, off, 100, at_once=4)
     last = [entry.record for entry in entries if isinstance(entry.record, TrialStarted)][-30:]
     assert sum(record.params["optimizer"] == "sgd" for record in last) > 20
-    assert lowest(found[-30:]) < lowest(found[:20])
+    assert lowest(result[-30:]) < lowest(result[:20])
     earlier = {entry.record.params.get("momentum") for entry in entries[:150] if isinstance(entry.record, TrialStarted)}
     assert sum(record.params.get("momentum") in earlier for record in last) > 10
 
@@ -332,17 +332,17 @@ def test_trials_lost_in_a_crash_do_not_stop_the_search():
     lost = [e for e in entries if not (isinstance(e.record, TrialFinished) and e.record.trial in (40, 57, 59))]
     resumed = Suggester(sphere, ONE, sampler="genetic", seed=1)
     replay(resumed, lost)
-    found = search(sphere, distance, 60, at_once=8, suggester=resumed)[2]
-    assert lowest(found) < min(e.record.values["y"] for e in lost if isinstance(e.record, TrialFinished))
+    result = search(sphere, distance, 60, at_once=8, suggester=resumed)[2]
+    assert lowest(result) < min(e.record.values["y"] for e in lost if isinstance(e.record, TrialFinished))
 
 
 def test_diverged_trials_are_avoided():
     def failing(values):
         return None if values["x0"] > 0 else distance(values)
 
-    _, _, found = search(sphere, failing, 100, at_once=8)
-    assert sum(each is None for each in found[-40:]) <= sum(each is None for each in found[:20])
-    assert sum(each is None for each in found[-40:]) < 10
+    _, _, result = search(sphere, failing, 100, at_once=8)
+    assert sum(each is None for each in result[-40:]) <= sum(each is None for each in result[:20])
+    assert sum(each is None for each in result[-40:]) < 10
 
 
 def test_a_gene_whose_range_moves_stays_in_its_range():

@@ -51,8 +51,8 @@ def test_values_that_are_not_finite_cannot_be_ranked():
 
 
 def test_crowding_is_the_neighbours_distance_in_units_of_the_range():
-    found = crowding(np.array([[0.0, 10.0], [1.0, 5.0], [2.0, 4.0], [4.0, 0.0]]))
-    assert found.tolist() == pytest.approx([math.inf, 2 / 4 + 6 / 10, 3 / 4 + 5 / 10, math.inf])
+    result = crowding(np.array([[0.0, 10.0], [1.0, 5.0], [2.0, 4.0], [4.0, 0.0]]))
+    assert result.tolist() == pytest.approx([math.inf, 2 / 4 + 6 / 10, 3 / 4 + 5 / 10, math.inf])
     assert crowding(np.array([[1.0, 1.0]])).tolist() == [math.inf]
 
 
@@ -71,11 +71,11 @@ def test_a_larger_tournament_is_won_by_fitter_ones():
 def test_a_mutation_is_a_value_of_the_gene(seed, distribution, step):
     rng = np.random.default_rng(seed)
     value = draw(distribution, rng)
-    found = mutation(distribution, value, step, rng)
-    assert type(found) is type(value) or isinstance(distribution, CategoricalDistribution)
-    assert distribution._contains(distribution.to_internal_repr(found))
+    result = mutation(distribution, value, step, rng)
+    assert type(result) is type(value) or isinstance(distribution, CategoricalDistribution)
+    assert distribution._contains(distribution.to_internal_repr(result))
     if step and isinstance(distribution, IntDistribution) and not distribution.log:
-        assert found != value, "a step moves by one place at least"
+        assert result != value, "a step moves by one place at least"
 
 
 def test_a_small_step_stays_near_and_a_new_draw_does_not():
@@ -122,8 +122,8 @@ def test_mutation_hits_its_share_of_the_genes():
     genes = {f"x{i}": 0.5 for i in range(1000)}
     distributions = dict.fromkeys(genes, FloatDistribution(0.0, 1.0))
     for rate, expected in ((0.0, 0), (0.05, 50), (1.0, 1000)):
-        found = mutate(genes, distributions, rate, 0.0, np.random.default_rng(0))
-        assert sum(value != 0.5 for value in found.values()) == pytest.approx(expected, abs=20)
+        result = mutate(genes, distributions, rate, 0.0, np.random.default_rng(0))
+        assert sum(value != 0.5 for value in result.values()) == pytest.approx(expected, abs=20)
 
 
 @pytest.mark.parametrize(

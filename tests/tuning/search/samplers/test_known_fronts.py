@@ -46,10 +46,10 @@ def reached(problem, sampler, seed=0, genes=GENES, trials=TRIALS):
     )
     points = []
     for _ in range(trials):
-        asked = suggester.ask()
-        points.append(function(list(asked.values.values())))
+        suggestion = suggester.ask()
+        points.append(function(list(suggestion.values.values())))
         values = {f"f{i}": value for i, value in enumerate(points[-1])}
-        suggester.tell(asked.number, TrialFinished(asked.number, "complete", values))
+        suggester.tell(suggestion.number, TrialFinished(suggestion.number, "complete", values))
     return hypervolume(np.array(points), np.full(k, 1.1)) / known
 
 
@@ -74,8 +74,8 @@ def test_a_search_reaches_most_of_it(sampler, problem, share):
 @pytest.mark.soak
 def test_a_genetic_search_at_its_defaults_reaches_the_goal():
     known = PROBLEMS["zdt1"][2]
-    found = [known * reached("zdt1", "genetic", seed, genes=12, trials=1000) for seed in range(3)]
-    assert sorted(found)[1] >= GOAL, found
+    results = [known * reached("zdt1", "genetic", seed, genes=12, trials=1000) for seed in range(3)]
+    assert sorted(results)[1] >= GOAL, results
     as_crays = known * reached("zdt1", "genetic:step=0", genes=12, trials=1000)
     assert as_crays < GOAL, "the goal asks for something"
 

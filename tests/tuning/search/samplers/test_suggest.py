@@ -27,17 +27,17 @@ def flat(trial):
 
 
 def conditional(trial):
-    found = flat(trial)
+    result = flat(trial)
     if trial.suggest_categorical("optimizer", ["sgd", "adam"]) == "sgd":
-        found["momentum"] = trial.suggest_float("momentum", 0.0, 0.99)
-    return found
+        result["momentum"] = trial.suggest_float("momentum", 0.0, 0.99)
+    return result
 
 
 def finite(trial):
-    found = {"lr": trial.suggest_float("lr", 0.1, 0.4, step=0.1), "workers": trial.suggest_int("workers", 1, 4)}
-    if found["workers"] == 2:
-        found["mode"] = trial.suggest_categorical("mode", ["exact", "fast"])
-    return found
+    results = {"lr": trial.suggest_float("lr", 0.1, 0.4, step=0.1), "workers": trial.suggest_int("workers", 1, 4)}
+    if results["workers"] == 2:
+        results["mode"] = trial.suggest_categorical("mode", ["exact", "fast"])
+    return results
 
 
 def train(values):
@@ -50,10 +50,10 @@ def train(values):
 
 
 def finish(number, values):
-    found = train(values)
-    if found is None:
+    result = train(values)
+    if result is None:
         return TrialFinished(number, "infeasible", metrics={"loss": math.nan}, reason="diverged")
-    return TrialFinished(number, "complete", values=found, metrics={"loss": 1.0}, seconds=found["seconds"])
+    return TrialFinished(number, "complete", values=result, metrics={"loss": 1.0}, seconds=result["seconds"])
 
 
 def started(suggestion):
@@ -111,14 +111,14 @@ def test_three_objectives(sampler):
     suggester = Suggester(flat, three, sampler=sampler)
     measured = {}
     for _ in range(11):
-        asked = suggester.ask()
-        assert asked.sampler == sampler
-        found = train(asked.values)
-        state = "infeasible" if found is None else "complete"
-        values = {**(found or {}), "lr": asked.values["lr"]}
-        suggester.tell(asked.number, TrialFinished(asked.number, state, values))
-        if found is not None:
-            measured[asked.number] = values
+        suggestion = suggester.ask()
+        assert suggestion.sampler == sampler
+        result = train(suggestion.values)
+        state = "infeasible" if result is None else "complete"
+        values = {**(result or {}), "lr": suggestion.values["lr"]}
+        suggester.tell(suggestion.number, TrialFinished(suggestion.number, state, values))
+        if result is not None:
+            measured[suggestion.number] = values
     assert 3 <= len(measured) < 11, "some trials fail"
     learnt = {t.number: t.values for t in suggester._history.frozen() if t.constraints[TRAINED] <= 0}
     assert learnt == {number: [v["accuracy"], v["seconds"], v["lr"]] for number, v in measured.items()}
@@ -154,23 +154,25 @@ def test_gp_learns_where_trials_fail_and_where_the_optimum_is():
 def test_a_study_whose_first_trials_all_fail_recovers(sampler):
     suggester = Suggester(flat, TWO, sampler=sampler, seed=5)
     for _ in range(8):
-        asked = suggester.ask()
-        suggester.tell(asked.number, TrialFinished(asked.number, "infeasible", reason="out of memory"))
+        suggestion = suggester.ask()
+        suggester.tell(suggestion.number, TrialFinished(suggestion.number, "infeasible", reason="out of memory"))
     for _ in range(3):
-        asked = suggester.ask()
-        suggester.tell(asked.number, TrialFinished(asked.number, "complete", {"accuracy": 0.5, "seconds": 1000.0}))
-    told = suggester._history.frozen()
-    assert {tuple(trial.values) for trial in told} == {(0.5, 1000.0)}, "failures were told the worst value known"
-    assert [trial.constraints["trained"] for trial in told] == [1.0] * 8 + [-1.0] * 3
+        suggestion = suggester.ask()
+        suggester.tell(
+            suggestion.number, TrialFinished(suggestion.number, "complete", {"accuracy": 0.5, "seconds": 1000.0})
+        )
+    result = suggester._history.frozen()
+    assert {tuple(trial.values) for trial in result} == {(0.5, 1000.0)}, "failures were told the worst value known"
+    assert [trial.constraints["trained"] for trial in result] == [1.0] * 8 + [-1.0] * 3
 
 
 def test_values_that_are_not_finite_count_as_a_failure():
     suggester = Suggester(flat, TWO, sampler="gp")
     for i in range(12):
-        asked = suggester.ask()
+        suggestion = suggester.ask()
         bad = {"accuracy": [math.nan, math.inf][i % 2], "seconds": 1.0}
         good = {"accuracy": 0.9, "seconds": 1.0}
-        suggester.tell(asked.number, TrialFinished(asked.number, "complete", bad if i < 4 else good))
+        suggester.tell(suggestion.number, TrialFinished(suggestion.number, "complete", bad if i < 4 else good))
     assert all(math.isfinite(v) for trial in suggester._history.frozen() for v in trial.values)
 
 
@@ -193,8 +195,8 @@ def test_a_constraint_on_a_metric_is_learnt():
     suggester, suggestions, _ = study(20, 1, sampler="gp", constraints=constraints, objectives=ONE, space=space)
     kept = [3 <= train(s.values)["seconds"] <= 4 for s in suggestions]
     assert sum(kept[10:]) > 2 * sum(kept[:10])
-    told = suggester._history.frozen()
-    for trial, asked in zip(told, suggestions, strict=True):
+    result = suggester._history.frozen()
+    for trial, asked in zip(result, suggestions, strict=True):
         assert trial.constraints["seconds <= 4"] == pytest.approx(train(asked.values)["seconds"] - 4)
         assert set(trial.constraints) == {"seconds >= 3", "seconds <= 4"}
 
@@ -221,9 +223,9 @@ def test_a_sampler_that_cannot_is_a_user_error(settings, rule):
 def test_a_grid_is_visited_once_and_ends():
     suggester = Suggester(finite, TWO, parse_constraints(["workers <= 3"]), sampler="grid", seed=2)
     seen = []
-    while (asked := suggester.ask()) is not None:
-        seen.append(tuple(asked.values.values()))
-        suggester.tell(asked.number, finish(asked.number, {**asked.values}))
+    while (suggestion := suggester.ask()) is not None:
+        seen.append(tuple(suggestion.values.values()))
+        suggester.tell(suggestion.number, finish(suggestion.number, {**suggestion.values}))
     assert len(seen) == len(set(seen)) == 4 * (1 + 2 + 1)
     assert suggester.rejected == 4
     assert suggester.ask() is None
@@ -235,11 +237,11 @@ def test_a_resumed_grid_visits_only_the_rest():
         suggester = Suggester(finite, TWO, sampler="grid", seed=2)
         replay(suggester, entries)
         for _ in range(7):
-            if (asked := suggester.ask()) is None:
+            if (suggestion := suggester.ask()) is None:
                 break
-            entries.append(Entry(0.0, started(asked)))
-            if asked.number % 7 != 3:  # one trial of each session is lost
-                entries.append(Entry(0.0, finish(asked.number, asked.values)))
+            entries.append(Entry(0.0, started(suggestion)))
+            if suggestion.number % 7 != 3:  # one trial of each session is lost
+                entries.append(Entry(0.0, finish(suggestion.number, suggestion.values)))
     done = {e.record.trial for e in entries if isinstance(e.record, TrialFinished)}
     configurations = [
         tuple(e.record.config.values())
@@ -306,9 +308,11 @@ def test_a_trial_that_was_started_twice_counts_once():
 def test_a_space_without_parameters_can_be_studied():
     suggester = Suggester(lambda trial: {"lr": 0.1}, TWO, sampler="auto")
     for _ in range(12):
-        asked = suggester.ask()
-        assert asked.values == {"lr": 0.1}
-        suggester.tell(asked.number, TrialFinished(asked.number, "complete", {"accuracy": 0.9, "seconds": 1.0}))
+        suggestion = suggester.ask()
+        assert suggestion.values == {"lr": 0.1}
+        suggester.tell(
+            suggestion.number, TrialFinished(suggestion.number, "complete", {"accuracy": 0.9, "seconds": 1.0})
+        )
 
 
 def test_rejected_and_broken_trials_keep_what_is_known():
@@ -322,10 +326,10 @@ def test_rejected_and_broken_trials_keep_what_is_known():
     ]
     for fact in facts:
         suggester.tell(suggester.ask().number, fact)
-    told = suggester._history.frozen()
-    assert [trial.values for trial in told] == [[0.95, 5.0], [0.5, 9.0], [0.5, 9.0], [0.5, 9.0]]
-    assert [trial.constraints["accuracy >= 0.9"] for trial in told] == pytest.approx([-0.05, 0.4, 0.0, -0.09])
-    assert [trial.constraints["trained"] for trial in told] == [-1.0, -1.0, 1.0, 1.0]
+    result = suggester._history.frozen()
+    assert [trial.values for trial in result] == [[0.95, 5.0], [0.5, 9.0], [0.5, 9.0], [0.5, 9.0]]
+    assert [trial.constraints["accuracy >= 0.9"] for trial in result] == pytest.approx([-0.05, 0.4, 0.0, -0.09])
+    assert [trial.constraints["trained"] for trial in result] == [-1.0, -1.0, 1.0, 1.0]
 
 
 def test_optuna_stays_quiet(capfd, recwarn):

@@ -16,10 +16,10 @@ def continuous(trial):
 
 def finite(trial):
     workers = trial.suggest_int("workers", 1, 4)
-    found = {"workers": workers, "batch": trial.suggest_int("batch", 16, 64, step=16)}
+    results = {"workers": workers, "batch": trial.suggest_int("batch", 16, 64, step=16)}
     if workers == 4:
-        found["momentum"] = trial.suggest_float("momentum", 0.8, 0.9, step=0.1)
-    return found
+        results["momentum"] = trial.suggest_float("momentum", 0.8, 0.9, step=0.1)
+    return results
 
 
 @pytest.mark.parametrize(

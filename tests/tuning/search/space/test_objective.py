@@ -85,8 +85,8 @@ def test_broken_bounds_are_user_errors(within):
 
 
 def test_values_are_told_in_units():
-    told = [valued("seconds", 192), valued("cost", 0.41, 2.5), valued("cost", 0.5, 1.0), valued("accuracy", 0.98)]
-    assert told == ["3.2 min", "$0.41", "30.0 worker-min", "0.98"]
+    results = [valued("seconds", 192), valued("cost", 0.41, 2.5), valued("cost", 0.5, 1.0), valued("accuracy", 0.98)]
+    assert results == ["3.2 min", "$0.41", "30.0 worker-min", "0.98"]
     assert valued("cost", 0.41) == "0.41 price units"
 
 

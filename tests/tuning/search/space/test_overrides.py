@@ -51,7 +51,7 @@ def test_what_can_be_meant_is_taken(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"lr": "abc"}, r"the setting lr must be a number.*\(got 'abc'\): there it is 0.1"),
         ({"lr": True}, "lr must be a number"),
@@ -68,8 +68,8 @@ def test_what_can_be_meant_is_taken(changes: dict[str, Any]) -> None:
         ({"rate": 1}, "one of the program's config"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         override(OWN, changes, space)
 
 

@@ -86,12 +86,12 @@ def test_seconds_and_their_logarithms_are_searched_alike() -> None:
     for shown in (math.exp, float):
         suggester = Suggester(space, TWO, sampler="gp", seed=1)
         for at in range(14):
-            asked = suggester.ask()
-            assert asked is not None
+            suggestion = suggester.ask()
+            assert suggestion is not None
             if at < 12:  # the same history for both, of a shape that is not in doubt
                 values = {"error": 0.1 * (at % 5), "seconds": shown(at / 2)}
-                suggester.tell(asked.number, TrialFinished(asked.number, "complete", values=values))
-            tried.append(asked.params)
+                suggester.tell(suggestion.number, TrialFinished(suggestion.number, "complete", values=values))
+            tried.append(suggestion.params)
     assert tried[12:14] == tried[26:28]
 
 

@@ -11,11 +11,11 @@ from elastune.train.program import space as spaces
 
 def conditional(trial):
     kind = trial.suggest_categorical("kind", ["sgd", "adam"])
-    found = {"kind": kind, "lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)}
+    results = {"kind": kind, "lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)}
     if kind == "sgd":
-        found["momentum"] = trial.suggest_float("momentum", 0.0, 0.9, step=0.3)
-    found["widths"] = [trial.suggest_int("width", 8, 128, log=True)] * 2
-    return found
+        results["momentum"] = trial.suggest_float("momentum", 0.0, 0.9, step=0.3)
+    results["widths"] = [trial.suggest_int("width", 8, 128, log=True)] * 2
+    return results
 
 
 def test_probe_is_seeded_and_sees_the_conditions():
@@ -58,10 +58,10 @@ def test_draws_lie_in_the_distribution(distribution):
 def test_enumeration_visits_every_branch_once():
     def space(trial):
         a = trial.suggest_int("a", 0, 2)
-        found = {"a": a, "same": trial.suggest_int("a", 0, 2), "b": trial.suggest_categorical("b", ["x", "y"])}
+        results = {"a": a, "same": trial.suggest_int("a", 0, 2), "b": trial.suggest_categorical("b", ["x", "y"])}
         if a == 1:
-            found["c"] = trial.suggest_float("c", 0.0, 0.5, step=0.25)
-        return found
+            results["c"] = trial.suggest_float("c", 0.0, 0.5, step=0.25)
+        return results
 
     every = spaces.enumerate_all(space, 100)
     assert len(every) == 2 + 2 * 3 + 2

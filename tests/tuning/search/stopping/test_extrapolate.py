@@ -8,10 +8,10 @@ from elastune.tuning.search.halving import FEWEST, Curve, Extrapolator, ridge
 
 def curve(limit, rate, speed=2.0, until=27, epochs=27):
     """An error that falls to ``limit`` with a power law, and a time that is linear after a start of 5 seconds."""
-    found = Curve(epochs)
+    result = Curve(epochs)
     for epoch in range(1, until + 1):
-        found.add(epoch, (limit + rate * epoch**-0.7, 5.0 + speed * epoch))
-    return found
+        result.add(epoch, (limit + rate * epoch**-0.7, 5.0 + speed * epoch))
+    return result
 
 
 def learnt(count, seed=0):
@@ -107,17 +107,17 @@ def forecast_of_a_loss(shown):
     """Of losses that fall by some factor, down to anything between 1e-3 and 10, each ``shown`` in some way."""
 
     def loss(log_limit, fall, until=27):
-        found = Curve(27)
+        forecasts = Curve(27)
         for epoch in range(1, until + 1):
-            found.add(epoch, (shown(10.0**log_limit * fall ** (1 - epoch / 27)),))
-        return found
+            forecasts.add(epoch, (shown(10.0**log_limit * fall ** (1 - epoch / 27)),))
+        return forecasts
 
     extrapolator, rng = Extrapolator([False]), np.random.default_rng(3)
     for _ in range(30):
         whole = loss(rng.uniform(-3, 1), rng.uniform(1.5, 6))
         extrapolator.finish(whole, whole.values[-1])
-    found = extrapolator.forecast(loss(-2.5, 3.0, until=2))
-    return [found.values[0], found.low[0], found.high[0]]
+    forecasts = extrapolator.forecast(loss(-2.5, 3.0, until=2))
+    return [forecasts.values[0], forecasts.low[0], forecasts.high[0]]
 
 
 def test_what_samplers_see_as_a_logarithm_is_forecast_as_one():

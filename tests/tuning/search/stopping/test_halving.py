@@ -31,12 +31,12 @@ class Loop:
     def run(self, trials):
         while True:
             while len(self.heap) < self.workers:
-                found = self.schedule.next(len(self.at) < trials)
-                assert self.schedule.next(len(self.at) < trials) == found
-                if found is None:
+                first = self.schedule.next(len(self.at) < trials)
+                assert self.schedule.next(len(self.at) < trials) == first
+                if first is None:
                     break
-                if isinstance(found, Resume):
-                    number = found.trial
+                if isinstance(first, Resume):
+                    number = first.trial
                     self.tell("resumed", number)
                 else:
                     number = len(self.at)

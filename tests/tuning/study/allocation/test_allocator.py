@@ -227,8 +227,8 @@ def test_one_more_trial_or_a_wider_one(gain: float, worth: float, expected: dict
     for epoch, seconds in ((3, 20.0), (4, 30.0)):
         broker.reported(5, report(epoch, seconds), 1, 0.0)
     broker.ranked({5: worth})
-    found = broker.grants(10.0, [WaitingTrial(7, 1, 4, 10.0)], supply=True)
-    assert {grant.trial: grant.after for grant in found} == expected
+    result = broker.grants(10.0, [WaitingTrial(7, 1, 4, 10.0)], supply=True)
+    assert {grant.trial: grant.after for grant in result} == expected
 
 
 def test_the_last_new_trials_begin_as_wide_as_there_is_room() -> None:

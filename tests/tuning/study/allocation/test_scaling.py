@@ -28,13 +28,13 @@ def speed(batch: float, workers: int) -> float:
 
 def trials(number: int, noise: float = 0.0, seed: int = 0) -> list[MeasuredScaling]:
     """Each on three numbers of workers."""
-    rng, found = np.random.default_rng(seed), []
+    rng, result = np.random.default_rng(seed), []
     for _ in range(number):
         batch, level = 2.0 ** rng.uniform(4, 9), rng.uniform(0.1, 10.0)
         counts = sorted(int(count) for count in rng.choice(COUNTS, size=3, replace=False))
         rates = [(float(w), level * speed(batch, w) * math.exp(noise * rng.standard_normal())) for w in counts]
-        found.append(MeasuredScaling(batch, tuple(rates)))
-    return found
+        result.append(MeasuredScaling(batch, tuple(rates)))
+    return result
 
 
 def errors(shown: list[MeasuredScaling], by_batch: bool) -> float:

@@ -2,14 +2,14 @@
 
 Source: Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021, for one
 job: the efficiency of section 3.1 from the measured gradient noise, the step times of section 3.2 fitted while the job
-runs, and section 4.1's exploring with optimistic priors: what was not seen yet is taken to cost nothing, and at most
-twice the workers and twice the batch seen so far are tried at once. Beyond Pollux: where a setting was measured, its
-measured step time counts, not the fitted one, so that a setting with a too optimistic fit is tried once and left.
+runs, and section 4.1's exploring with optimistic priors: unseen settings count as free, and the policy tries at most
+twice the workers and twice the batch seen so far. Beyond Pollux: a measured step time counts more than the fitted one.
+So the policy tries a setting with a too optimistic fit only once.
 
 Limits: it does not weigh workers against their price (it takes all that pay at all; bound them with ``max_workers``).
 It knows neither nodes (all reductions are of one kind) nor micro-batches (the passes of a step are one compute time).
-It cannot tell a slow host from a slow setting, nor see that a larger batch with a poor learning rate trains worse than
-the noise scale promises.
+It cannot distinguish a slow host from a slow setting. It does not see that a larger batch with a poor learning rate
+trains worse than the noise scale promises.
 """
 
 from __future__ import annotations

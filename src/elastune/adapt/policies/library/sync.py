@@ -118,10 +118,10 @@ class SyncByLink(Policy):
     """``sync_by_link``: learners take local steps where exchanges take more than ``share`` of all-reduce steps.
 
     The number of local steps is as small (a power of two, at most ``most``) as brings that share down to ``share``.
-    With learners apart the exchanges of rounds measure the network. Rounds of ``local`` and ``diloco`` grow
-    where theirs takes more than ``share`` (the optimizer's state goes with the parameters), and shrink where a quarter
-    of their length would do. A round's exchange takes a fixed multiple of an all-reduce step's, which is measured in
-    the first rounds: once such a step would clearly be cheap enough, the policy goes back to it.
+    With learners apart the exchanges of rounds measure the network. Rounds of ``local`` and ``diloco`` grow where their
+    exchange takes more than ``share``, because the optimizer's state goes with the parameters. They shrink where a
+    quarter of their length is enough. A round's exchange takes a fixed multiple of an all-reduce step's, which the
+    first rounds measure. Once such a step would clearly be cheap enough, the policy goes back to all-reduce.
 
     Where the noise scale is known to be below ``noise`` times a learner's batch, learners would pull apart: the policy
     then stays with (or goes back to) all-reduce. With learners apart no noise scale is measured. So the policy looks
