@@ -144,7 +144,8 @@ def test_quiet_passes_draw_nothing_and_use_running_statistics() -> None:
     def values(part: slice) -> torch.Tensor:
         noise = torch.randn(2, 8) + torch.rand_like(X[:2]) + torch.normal(torch.zeros(2, 8), torch.ones(2, 8))
         attended, _ = attention(X[part], X[part], X[part])
-        return model(X[part])[:2] + recurrent(X[part])[0][:2] + attended[:2] + noise
+        summed: torch.Tensor = model(X[part])[:2] + recurrent(X[part])[0][:2] + attended[:2] + noise
+        return summed
 
     with Quiet():
         assert torch.equal(values(slice(2)), values(slice(2)))

@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Proved, Record
 from elastune.core.run import ExecutionSettings
+from elastune.train.proof import first_step
 from elastune.train.proof.first_step import FirstPasses, FirstStep
 from elastune.train.session import Session
 
@@ -24,6 +25,12 @@ X = torch.arange(320.0).reshape(40, 8).sin()
 DATA = TensorDataset(X, (X.sum(1) > 0).long())
 HERE = Path(__file__)
 Loss = Callable[[Session, nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork has longer to live here: a busy machine decides no test."""
+    monkeypatch.setattr(first_step, "LIMIT_S", 30.0)
 
 
 def mean(session: Session, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -35,7 +42,8 @@ def summed(session: Session, model: nn.Module, x: torch.Tensor, y: torch.Tensor)
 
 
 def compared(session: Session, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return (model(x) @ model(x).T).square().mean() * 1e-3
+    similar: torch.Tensor = model(x) @ model(x).T
+    return similar.square().mean() * 1e-3
 
 
 def failing(session: Session, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -71,7 +79,7 @@ def test_nothing_of_the_proof_shows_in_a_run(tmp_path: Path) -> None:
     assert (none, bodies) == ([], same)
     assert proved == plain
     assert (record.proof, record.loss) == ("first_step", "mean")
-    assert 0 < record.seconds < 1
+    assert 0 < record.seconds < first_step.LIMIT_S
 
 
 def test_a_sum_is_refused_with_its_line_and_goes_on_where_it_is_said(tmp_path: Path) -> None:

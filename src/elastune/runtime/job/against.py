@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config, ExecutionSettings, Program, RunSpec
@@ -136,7 +137,7 @@ def by_batch(run: RunRecord) -> RunRecord:
             losses = (*earlier.passes[0].losses, *step.passes[0].losses)
             one = replace(step.passes[0], losses=losses)
             # The script has gradient and settings of its last update alone: they are not compared.
-            values = {"gradient": {}, "settings": {}, "before": earlier.before, "passes": (one,)}
+            values: dict[str, Any] = {"gradient": {}, "settings": {}, "before": earlier.before, "passes": (one,)}
             steps[-1] = replace(step, step=earlier.step, **values)
         else:
             steps.append(replace(step, step=len(steps) + 1))

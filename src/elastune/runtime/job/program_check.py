@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record, Reported, RunFinished
 from elastune.core.run import Config, ExecutionSettings, Mode, Program, RunSpec
+from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.program.load import FOLDER, written_by_several
@@ -168,8 +170,8 @@ class ShortRunsOfProgram:
         program: Program,
         config: Config,
         folder: Path,
-        cluster: LocalCluster,
-        fresh: LocalCluster,
+        cluster: Cluster,
+        fresh: Cluster,
         steps: int,
         seed: int,
         num_slots: int,
@@ -218,8 +220,8 @@ class ShortRunsOfProgram:
     def quiet(self, *, whole: bool, salt: int = 0) -> ShortRun | str:
         """The first step without dropout, noise and statistics of batches; in one pass where ``whole``."""
         name, num_slots = f"quiet{whole}{salt}", 1 if whole else self.num_slots
-        make = lambda: self._run(name, num_slots=num_slots, apart=1, quiet=True, salt=salt, steps=1)  # noqa: E731
-        return self._once(name, make)
+        options: dict[str, Any] = {"num_slots": num_slots, "apart": 1, "quiet": True, "salt": salt, "steps": 1}
+        return self._once(name, lambda: self._run(name, **options))
 
     def _once(self, name: str, make: Callable[[], ShortRun | str]) -> ShortRun | str:
         if name not in self._made:
@@ -256,7 +258,7 @@ class ShortRunsOfProgram:
         workers: int = 1,
         num_slots: int | None = None,
         steps: int | None = None,
-        cluster: LocalCluster | None = None,
+        cluster: Cluster | None = None,
         apart: int = 0,
         quiet: bool = False,
         salt: int = 0,

@@ -111,7 +111,7 @@ def judge(text: str, runs: RunsOfCheck) -> Iterator[TrainingProblem]:
     else:  # other differences would be of chance
         yield _random(text, one, again)
     yield from _of_workers(text, one, again if isinstance(again, ShortRun) else one, runs, repeats=repeats)
-    if repeats:
+    if repeats and isinstance(again, ShortRun):
         yield from _of_resume(text, one, again, runs)
 
 

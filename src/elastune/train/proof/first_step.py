@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import torch
 from torch import nn
@@ -33,7 +33,10 @@ from elastune.train.proof.records import Leaf, Leaves, PassRecord, StepRecord
 MOST_SAMPLES = 32
 LIMIT_S = 1.0
 PASSES = 3
-MEAN_LOSS, SUM_LOSS, UNKNOWN = "mean", "sum", "unknown"
+KnownLoss = Literal["mean", "unequal mean", "samples", "unknown"]
+MEAN_LOSS: Final = "mean"
+SUM_LOSS: Final = "sum"
+UNKNOWN: Final = "unknown"
 UNCHECKED = "--unchecked goes on without this proof"
 
 
@@ -50,7 +53,7 @@ class FirstPasses:
         seconds: How long it took.
     """
 
-    loss: str = UNKNOWN
+    loss: Literal["sum", KnownLoss] = UNKNOWN
     ratio: float = 1.0
     lines: tuple[int, ...] = ()
     content: int = 0
@@ -167,7 +170,7 @@ class FirstStep:
                 os.waitpid(self._child, 0)
         return FirstPasses.decode(data)
 
-    def judge(self, seen: Sequence[FirstPasses]) -> str:
+    def judge(self, seen: Sequence[FirstPasses]) -> KnownLoss:
         """What all workers together have ``seen``, by rank: "mean", a cause that is no certain mistake, or "unknown".
 
         Raises:
@@ -185,7 +188,7 @@ class FirstStep:
             value = f"{name}: the first {MOST_SAMPLES} samples or fewer have other gradients on other workers"
             fix = f"let loss, model and seeds depend on neither session.rank nor session.size; {UNCHECKED}"
             raise UserError("the same samples have the same gradient on all workers", value, fix)
-        return seen[0].loss
+        return seen[0].loss if seen[0].loss != SUM_LOSS else UNKNOWN
 
 
 def _explained(passes: Sequence[PassRecord], seconds: float) -> FirstPasses:
@@ -195,7 +198,7 @@ def _explained(passes: Sequence[PassRecord], seconds: float) -> FirstPasses:
         return FirstPasses(content=both.content, seconds=seconds)
     cut = StepRecord(1, 0, tuple(halves), {}, _mean([each.gradient or {} for each in halves]), {})
     explained = explain_slots(StepRecord(1, 0, (both,), {}, both.gradient, {}), cut)
-    loss = MEAN_LOSS if explained.cause == "same" else explained.cause
+    loss: Literal["sum", KnownLoss] = MEAN_LOSS if explained.cause == "same" else explained.cause
     digest = ",".join(leaf.digest for leaf in both.gradient.values())
     return FirstPasses(loss, explained.ratio, explained.lines, both.content, digest, seconds)
 

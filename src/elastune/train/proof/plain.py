@@ -150,7 +150,7 @@ class _Watch:
         def run_backward(tensor: Any, *arguments: Any, **options: Any) -> None:
             if self._open:
                 self._losses.append(float(tensor.detach()) if tensor.numel() == 1 else float("nan"))
-            backward(tensor, *arguments, **options)
+            backward(tensor, *arguments, **options)  # type: ignore[no-untyped-call]
             if self._open:
                 self._gradient = self._leaves(gradients=True)
                 self._settings = self._settings_now()

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -235,18 +236,18 @@ def gradient_of(loss: torch.Tensor, module: nn.Module, only: list[nn.Parameter] 
 
 def line_in(program: str) -> int:
     """The line of ``program`` that this thread is at; 0: none."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename == program:
             return int(frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return 0
 
 
 def variables_in(program: str) -> dict[str, Any]:
     """The plain local variables of the functions of ``program`` that this thread is in: numbers, texts, short lists."""
     variables: dict[str, Any] = {}
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_filename == program and code.co_name != "<module>":
@@ -254,7 +255,7 @@ def variables_in(program: str) -> dict[str, Any]:
             plain = {name: _plain(value) for name, value in held}
             plain |= {f"{name}{SCHEDULE}": each.last_epoch for name, each in held if isinstance(each, SCHEDULERS)}
             variables |= {f"{code.co_name}.{name}": value for name, value in plain.items() if value is not None}
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return variables
 
 
