@@ -35,7 +35,7 @@ def test_the_search_chooses_workers_and_strategies(tmp_path: Path, command_here:
     said = command_here("frontier", str(file), *asked, "--out", str(out), "--json")
     assert said.code == 0, said.err
     rows = said.json["rows"]
-    assert [(row["workers"], row["ways"]) for row in rows if row["role"] == "naive"] == [(2, ""), (4, "")]
+    assert [(row["workers"], row["differences"]) for row in rows if row["role"] == "naive"] == [(2, ""), (4, "")]
     records = [entry.record for entry in read(out / "journal.jsonl")]
     begun = {record.trial: record for record in records if isinstance(record, TrialStarted)}
     searched = [trial for trial in begun.values() if trial.phase == "search"]
@@ -46,7 +46,7 @@ def test_the_search_chooses_workers_and_strategies(tmp_path: Path, command_here:
     page = (out / "report.html").read_text()
     ended = {record.trial: record for record in records if isinstance(record, TrialFinished)}
     rounds = next(trial for trial in searched if "sync" in trial.execution and ended[trial.trial].run is not None)
-    if moved := [row for row in rows if row["ways"]]:
+    if moved := [row for row in rows if row["differences"]]:
         assert "local:learners=4,every=4" in page
         assert "as asked for" in said.err + told.out + page
         assert all(row["seconds_label"] == "modelled" and row["seconds_factor"] is None for row in moved)

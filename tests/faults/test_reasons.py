@@ -41,7 +41,7 @@ def test_another_command_asks(runs: Runs, tmp_path: Path) -> None:
             answers.append(ask(handle.spec.out, ResizeAsked(1, "by hand")).detail)
 
     ran = runs(2, act=act, elastic=ELASTIC, slow_until=gone(1))
-    assert answers == ["from 2 to 1 workers"]
+    assert answers == ["from 2 to 1 worker"]
     assert asked(ran.records) == [ResizeAsked(1, "by hand")]
     assert left(ran.records) == ["by hand"]
 

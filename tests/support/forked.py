@@ -1,7 +1,8 @@
 """Processes that are forked from the tests' own, which has imported torch already.
 
 A new Python takes three seconds of a processor to import what a fork server or a controller needs; a fork takes
-milliseconds. Tests of how these processes start, and all that start ``python -m elastune``, have real ones.
+milliseconds. Tests of how these processes start, and all that start ``python -m elastune``, have real ones. So have all
+tests in a process that has loaded Ray, whose threads do not survive a fork.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ def only_here(undo: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         _UNDO.remove(undo)
+
+
+def may_fork() -> bool:
+    """Whether a fork of this process can work."""
+    return sys.modules.get("ray") is None
 
 
 class ForkedProcess:
@@ -116,11 +122,21 @@ def popen(
     pass_fds: Sequence[int] = (),
     start_new_session: bool = False,
     env: dict[str, str] | None = None,
-) -> ForkedProcess:
+) -> ForkedProcess | subprocess.Popen[bytes]:
     """In place of ``subprocess.Popen``, where the package starts a module of its own: one that ``STARTS`` has.
 
     What stands before Python in ``command`` is that of ``Host.command``. Each process has a session of its own.
     """
+    if not may_fork():
+        return subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=pass_fds,
+            start_new_session=start_new_session,
+            env=env,
+        )
     at = command.index(sys.executable)
     prefix, (module, *words) = command[:at], [word for word in command[at + 1 :] if word not in ("-P", "-m")]
     if module == SERVER:
@@ -176,8 +192,13 @@ def _descriptor(output: IO[bytes] | int | None, inherited: int) -> int:
     return output if isinstance(output, int) else output.fileno()
 
 
-def elastune(*words: str, out: IO[bytes], err: IO[bytes], first: Callable[[], object] = lambda: None) -> ForkedProcess:
+def elastune(
+    *words: str, out: IO[bytes], err: IO[bytes], first: Callable[[], object] = lambda: None
+) -> ForkedProcess | subprocess.Popen[bytes]:
     """Start the command line. ``first``: called before it there, to be on another host, or in another folder."""
+    if not may_fork():
+        start = [sys.executable, "-m", "elastune", *words]
+        return subprocess.Popen(start, stdout=out, stderr=err, preexec_fn=first, start_new_session=True)
 
     def command() -> int:
         first()
@@ -186,8 +207,13 @@ def elastune(*words: str, out: IO[bytes], err: IO[bytes], first: Callable[[], ob
     return ForkedProcess(command, outputs=(out.fileno(), err.fileno()))
 
 
-def run_script(script: Path, *words: str, out: IO[bytes], err: IO[bytes], **env: str) -> ForkedProcess:
+def run_script(
+    script: Path, *words: str, out: IO[bytes], err: IO[bytes], **env: str
+) -> ForkedProcess | subprocess.Popen[bytes]:
     """Run a file of Python as ``python FILE WORDS`` does, in its folder."""
+    if not may_fork():
+        start = [sys.executable, str(script), *words]
+        return subprocess.Popen(start, cwd=script.parent, stdout=out, stderr=err, env={**os.environ, **env})
 
     def run() -> int:
         os.environ.update(env)

@@ -111,7 +111,7 @@ def test_the_reasons_say_what_was_tested() -> None:
 def test_the_models_own_error_stands_beside_its_times() -> None:
     _, times, tie = Advice(TARGETED, (1, 4, 8), (cell(), modelled(4, 2.2), modelled(8, 2.0)), 1, 2).reasons()
     assert "predicted / measured was 0.8 on 1 cell that could be measured" in times.text
-    assert "a factor of 1.25 either way" in times.text
+    assert "wrong by a factor of 1.25" in times.text
     assert tie.text == "8 workers would be 1.1 times as fast by the step-time model, within its error: fewer are taken"
     unchecked = replace(TARGETED, times=replace(TARGETED.times, errors={}))
     assert "could not be checked" in Advice(unchecked, (1, 4), (cell(), modelled(4, 2.2, None)), 1).reasons()[1].text

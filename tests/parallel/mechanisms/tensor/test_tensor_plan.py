@@ -129,7 +129,7 @@ def test_one_block_divides_nothing() -> None:
         (mlp, {"layers.*": COLUMNS}, "a plan names modules of the model"),
         (mlp, {"0": SequenceParallel()}, "by columns or by rows"),
         (mlp, {"1": COLUMNS}, "is a Tanh"),
-        (mlp, {"5": COLUMNS, "*": ROWS}, "in one way"),
+        (mlp, {"5": COLUMNS, "*": ROWS}, "once"),
         (lambda: nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 4)), {"0": COLUMNS}, "has 3 columns"),
         (lambda: nn.Sequential(nn.Conv2d(4, 8, 3, groups=2)), {"0": COLUMNS}, "has groups=2"),
         (lambda: nn.Sequential(nn.Embedding(8, 8, sparse=True)), {"0": COLUMNS}, "has sparse"),
