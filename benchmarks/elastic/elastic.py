@@ -181,7 +181,7 @@ def conclude(cells: list[dict[str, Any]]) -> None:
     print()
     for cell in cells:
         if "failed" in cell:
-            print(f"{cell['who']} {cell['workers']} {cell.get('size', '')}: FAILED: {cell['failed']}")
+            print(f"{cell['who']} {cell.get('workers', '')} {cell.get('size', '')}: FAILED: {cell['failed']}")
         if "over_ddp" in cell:
             ratio = cell["over_ddp"]
             verdict = "ok" if ratio["median"] <= cell["goal"] else "MISSED"

@@ -20,7 +20,8 @@ _INSTALLED = ("site-packages", "dist-packages")
 def launchers_refused() -> Iterator[None]:
     """Refuse ``init_process_group`` and ``DistributedDataParallel`` of the user's own lines while the block runs.
 
-    Calls by elastune and by installed packages stay as they are. Without torch in this process there is nothing to do.
+    Calls by elastune and by installed packages stay as they are, and a wrapper over a ``process_group`` of the program's
+    own. Without torch in this process there is nothing to do.
 
     Raises:
         UserError: For such a line, which it names.
@@ -55,6 +56,8 @@ def launchers_refused() -> Iterator[None]:
 def _refusing(call: Callable[..., Any], broken_rule: str, fix: str) -> Callable[..., Any]:
     @wraps(call)
     def refuse(*args: Any, **options: Any) -> Any:
+        if options.get("process_group") is not None:  # beside the training, on a group that the program has made
+            return call(*args, **options)
         line = line_of_user(sys._getframe(1).f_code.co_filename, sys._getframe(1).f_lineno)
         if line:
             rule = "elastune starts the workers and sums their gradients, so a program must do neither"
