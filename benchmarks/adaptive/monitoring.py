@@ -5,7 +5,7 @@ same data, a block of ten steps each: without monitors, without once more (``aga
 apart, so how much of a ratio is noise), with the monitor at every step, and at every tenth. A block holds one reading
 of the latter. The figures are medians and quartiles over rounds of (variant / without): of wall time, where a block
 ends with its slowest worker, and of worker 0's CPU time, which other programs on the machine disturb less. SGD with
-momentum; Adam under the monitor that needs it. ``exact`` runs the usual eight slots, so that each step takes the norms
+momentum; Adam under the monitor that needs it. ``exact`` runs eight slots, so that each step takes the norms
 of eight gradients; ``fast`` those of one gradient a worker.
 
 It fails (exit code 1) where a monitor that reads every tenth step costs more CPU time than ``BOUNDS`` allow, by the
