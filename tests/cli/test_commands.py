@@ -17,12 +17,13 @@ from tests.cli.documented import documented, unlike
 from tests.support.forked import elastune as start
 
 from elastune.cli import main
-from elastune.cli.commands.run import _explain, run
+from elastune.cli.commands.run import _explain, _proved, run
 from elastune.cli.commands.search import tune
 from elastune.cli.results import result_of
 from elastune.core.journal.files import JournalWriter, read
 from elastune.core.journal.records import Reported, RunFailed, RunFinished, StudyStarted, SyncChanged, TopologyChanged
-from elastune.core.run import Program
+from elastune.core.run import ExecutionSettings, Program, RunSpec
+from elastune.runtime.job import interrupts
 
 Command = Callable[..., Any]
 
@@ -274,6 +275,19 @@ def test_a_second_ctrl_c_is_an_interruption(
     assert capsys.readouterr().err == "elastune: ended by a second interrupt; there is no checkpoint yet\n"
     assert _explain(failure, finished_run) == 130
     assert f"go on after step 8 with --resume --out {finished_run}" in capsys.readouterr().err
+
+
+def test_a_second_sigterm_asks_for_another_try(finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_ended_by", [signal.SIGTERM, signal.SIGTERM])
+    assert _explain(RunFailed("interrupted", "ended by a second interrupt", 0), finished_run) == 75
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_first_start_with_resume_proves_its_first_step(tmp_path: Path, resume: bool) -> None:
+    execution = ExecutionSettings(num_slots=4)
+    spec = RunSpec(Program(tmp_path / "train.py"), tmp_path, execution=execution, resume=resume)
+    assert _proved(spec, unchecked=False).proves
+    assert not _proved(spec, unchecked=True).proves
 
 
 def test_help_shows_what_stands_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,9 @@ def refuse() -> None:
 def interrupt() -> int:
     raise KeyboardInterrupt
 
+def leave() -> None:
+    raise SystemExit("greetings are over")
+
 def text() -> str:
     return "a text is no exit code"
 
@@ -41,7 +44,7 @@ def two() -> int:
 seven = 7
 empty = typer.Typer()
 """
-NAMES = ("greet", "refuse", "interrupt", "text", "several", "seven", "empty")
+NAMES = ("greet", "refuse", "interrupt", "leave", "text", "several", "seven", "empty")
 POINTS = {
     **{name: f"toy_commands:{name}" for name in NAMES},
     "broken": "toys_nowhere:main",
@@ -84,6 +87,7 @@ def test_a_command_runs(words: list[str], code: int, printed: str, capsys: pytes
         (["several", "three"], 2, "No such command 'three'"),
         (["refuse"], 2, "a greeting has a name (got none): give one"),
         (["interrupt"], 130, "interrupted"),
+        (["leave"], 1, "greetings are over"),
         (["grett"], 2, "No such command 'grett'"),
     ],
 )

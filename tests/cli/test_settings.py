@@ -209,3 +209,12 @@ def test_a_run_may_change_its_workers_within_bounds() -> None:
 def test_a_mapping_as_a_default_is_not_shared() -> None:
     assert StudySettings().config is not StudySettings().config
     assert StudySettings().objectives is not StudySettings().objectives
+
+
+@pytest.mark.parametrize("settings", [RunSettings, StudySettings, FrontierSettings])
+def test_no_config_and_a_config_that_changes_later(settings: Any) -> None:
+    assert settings(config=None).config == {}
+    config = {"lr": 0.1}
+    made = settings(config)
+    config["lr"] = 0.2
+    assert made.config == {"lr": 0.1}

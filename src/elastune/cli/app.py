@@ -25,8 +25,8 @@ from elastune.cli.commands.run import resume_by, run
 from elastune.cli.commands.search import frontier, tune
 from elastune.cli.commands.simulate import simulate
 from elastune.cli.machine import finish_copies
-from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, print_error, results_alone
-from elastune.cli.program_words import ProgramCommand, ResumeCommand
+from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, print_error, results_alone, stopped_code
+from elastune.cli.program_words import ProgramCommand, ResumeCommand, split
 from elastune.core.errors import UserError
 from elastune.core.plugins import Plugins
 from elastune.runtime.job.interrupts import Interrupted
@@ -172,14 +172,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with results_alone() if "--json" in words else nullcontext():
+        with results_alone() if "--json" in split(words)[0] else nullcontext():
             code = app(args=words, prog_name="elastune", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else OK  # a command of another package may return anything
     except UserError as error:
         discard_refused()
         return _fail(str(error), WRONG)
-    except SystemExit as end:  # the program's own parser has printed its help
+    except SystemExit as end:  # the program's own parser has printed its help, or a command of another package ends
+        if isinstance(end.code, str):
+            return _fail(end.code, FAILED)
         return end.code if isinstance(end.code, int) else OK
     except _BadUsage as error:
         message = getattr(error, "format_message", error.__str__)()
@@ -188,7 +190,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         context = getattr(error, "ctx", None)
         path = getattr(context, "command_path", "elastune")
         return _fail(f"{message.rstrip('.')}: see '{path} --help'", WRONG)
-    except (KeyboardInterrupt, Interrupted, typer.Abort):
+    except Interrupted:
+        return _fail("interrupted", stopped_code())
+    except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit

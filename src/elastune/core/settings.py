@@ -44,6 +44,10 @@ class ProgramSettings(Settings):
     )
     seed: int = setting(0, "Seed for everything that is random.")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "config", dict(self.config or {}))  # a copy; None is no config, too
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings(ProgramSettings):

@@ -135,6 +135,14 @@ def test_words_of_its_own_that_a_program_gives_a_parser_stay_as_they_are(tmp_pat
     assert trained(loaded, tmp_path)[0]["lr"] == 3.0
 
 
+@pytest.mark.parametrize("call", ["args = parser.parse_args(", "args, _ = parser.parse_known_args("])
+def test_a_parser_that_is_given_the_programs_words_reads_them(tmp_path: Path, call: str) -> None:
+    text = PARSER.format(top="\n".join([*MADE[:-1], f"{call}sys.argv[1:])"]), inside="    global args")
+    assert load(program(tmp_path, text, "--steps", "3")).config == {**DEFAULTS, "steps": 3}
+    assert trained(load(program(tmp_path, text, "--lr", "0.5"), 0, {"lr": 0.7}), tmp_path)[0]["lr"] == 0.7
+    assert trained(load(program(tmp_path, text), 0, {"lr": 0.7}), tmp_path)[0]["lr"] == 0.7
+
+
 def test_sub_commands_have_settings_too(tmp_path: Path) -> None:
     lines = (
         "parser = argparse.ArgumentParser()",
@@ -179,3 +187,13 @@ def test_functions_of_a_study_program_see_its_words(tmp_path: Path) -> None:
     build = load_functions(program(tmp_path, text, "--lr", "4"), ["build"])["build"]
     assert build is not None
     assert build({}) == 4.0
+
+
+def test_functions_of_a_study_program_find_what_was_random_at_import(tmp_path: Path) -> None:
+    text = "import torch\ndrawn = torch.rand(1).item()\ndef train(session): ...\ndef build(config): return drawn"
+    load(program(tmp_path, text), 3)
+    drawn = sys.modules["elastune_program_mine"].drawn
+    build, other = (load_functions(program(tmp_path, text), ["build"], seed)["build"] for seed in (3, 4))
+    assert build is not None
+    assert other is not None
+    assert build({}) == drawn != other({})

@@ -19,7 +19,6 @@ from elastune.cli.flatten import flatten, resumed_words
 from elastune.cli.groups import Execution, ExecutionOptions, FaultOptions, NoticeOptions, OutputOptions
 from elastune.cli.output import (
     FAILED,
-    INTERRUPTED,
     OK,
     TRY_AGAIN,
     WRONG,
@@ -237,9 +236,10 @@ def _proved(spec: RunSpec, *, unchecked: bool) -> RunSpec:
     """``spec``, with the proof that its slots train as one pass a batch, where it has several."""
     from elastune.runtime.job.checked_programs import is_checked
 
-    if spec.execution.mode != "exact" or spec.execution.num_slots == 1 or spec.resume:
+    if spec.execution.mode != "exact" or spec.execution.num_slots == 1:
         return spec
-    return replace(spec, proves=not unchecked, checked=is_checked(spec.program))
+    # --resume may find nothing to go on with. Workers prove a first step alone, so others are not proved again.
+    return replace(spec, proves=not unchecked, checked=not spec.resume and is_checked(spec.program))
 
 
 def _checked(spec: RunSpec) -> tuple[bool, RunTracker]:
@@ -452,7 +452,7 @@ def _explain(failure: RunFailed, out: Path) -> int:
         saved = LocalFiles().checkpoints(out)
         how = f"go on after step {saved[-1]} with --resume --out {out}" if saved else "there is no checkpoint yet"
         print_error(f"{failure.detail}; {how}")
-        return INTERRUPTED
+        return stopped_code()
     log = out / "logs" / f"worker-{failure.rank}.log"
     where = f" (log: {log})" if log.exists() else ""
     print_error(f"the run failed on worker {failure.rank}, {failure.reason.replace('_', ' ')}: {failure.detail}{where}")

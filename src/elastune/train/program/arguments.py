@@ -128,7 +128,7 @@ class ProgramArguments:
     @contextmanager
     def _reading(self, args: Sequence[str] | None) -> Iterator[bool]:
         """Yield whether a call with ``args`` reads the program's command line; sub-parsers get words of their own."""
-        reads = args is None or (self._depth == 0 and list(args) == sys.argv[1:])
+        reads = args is None or list(args) == sys.argv[1:]  # ``parse_args(sys.argv[1:])`` reads it, too
         self._depth += reads
         try:
             yield reads

@@ -156,14 +156,17 @@ def _seed_import(seed: int) -> None:
         numpy.random.seed(seed & 0xFFFFFFFF)
 
 
-def load_functions(program: Program, names: Iterable[str]) -> dict[str, Callable[..., Any] | None]:
+def load_functions(program: Program, names: Iterable[str], seed: int = 0) -> dict[str, Callable[..., Any] | None]:
     """Import a program's file and return its functions ``names``; None for a function that it lacks.
+
+    ``seed``: that of its trainings, so that what is random at import, such as a split of the data, is as it was there.
 
     Raises:
         UserError: The file cannot be imported.
     """
     path = program.path.resolve()
     arguments = ProgramArguments(path, program.arguments, {})
+    _seed_import(derive(seed, "import"))
     with arguments.watched():
         module = _import(path, arguments)
     functions = {name: getattr(module, name, None) for name in names}

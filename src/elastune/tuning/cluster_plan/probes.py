@@ -166,8 +166,8 @@ def _probe_of(journal: Path, program: Program, config: Config, like: RunContext 
         copies=execution.copies,
     )
     alike = (
-        (Path(run_start.program).resolve(), run_start.config, end.context)
-        == (program.path.resolve(), dict(config), like)
+        (Path(run_start.program).resolve(), run_start.arguments, run_start.config, end.context)
+        == (program.path.resolve(), list(program.arguments), dict(config), like)
         and plain == execution
         and run_start.sync == "allreduce"
         and not run_start.sync_schedule

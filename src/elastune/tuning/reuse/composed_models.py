@@ -425,9 +425,10 @@ def composed_of(
     if not sources or (tree is None and len(sources) != 1):
         rule = "a model is made of a gate's study and its parts', with their tree, or of one study of heads"
         raise UserError(rule, f"{len(sources)} studies, {'no' if tree is None else 'a'} tree", "see docs/transfer.md")
-    path = Path(sources[-1].study.program if program is None else program)
+    path, settings = Path(sources[-1].study.program if program is None else program), sources[-1].settings
+    recorded_program = Program(path, arguments=tuple(settings.get("arguments", ())))
     with process_restored():
-        build = load_functions(Program(path), ["build"])["build"]
+        build = load_functions(recorded_program, ["build"], int(settings.get("seed", 0)))["build"]
         if build is None:
             raise UserError("a program whose kept models are used has build", path, "def build(config): return model")
         if tree is not None:

@@ -107,7 +107,7 @@ def hooks_of(source: Library, program: Path | None = None) -> Iterator[ModelHook
     with process_restored():
         if source.study.data and "ELASTUNE_DATA" not in os.environ:
             os.environ["ELASTUNE_DATA"] = source.study.data
-        loaded = load_functions(recorded_program, _HOOKS)
+        loaded = load_functions(recorded_program, _HOOKS, int(source.settings.get("seed", 0)))
         build, predict = loaded["build"], loaded["predict"]
         if build is None or predict is None:
             lacks = "build" if build is None else "predict"
