@@ -20,7 +20,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 def launchers_refused() -> Iterator[None]:
     """Refuse ``init_process_group`` and ``DistributedDataParallel`` of the user's own lines while the block runs.
 
-    Calls by elastune and by installed packages stay as they are, and a wrapper over a ``process_group`` of the program's
+    Calls by elastune and installed packages stay as they are, and a wrapper over a ``process_group`` of the program's
     own. Without torch in this process there is nothing to do.
 
     Raises:
