@@ -21,7 +21,7 @@ COARSE = 5e-2  # likewise under autocast
 FITS = 5e-3  # a combination of gradients that comes as near explains the other gradient
 MOST_NAMED = 3
 
-What = Literal["steps", "beginning", "samples", "content", "settings", "loss", "gradient", "weights", "report"]
+What = Literal["steps", "beginning", "samples", "content", "settings", "loss", "gradient", "weights"]
 
 
 @dataclass(frozen=True)
