@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings
-from elastune.train.schedules import schedulers_of
+from elastune.train.schedules import gate, schedulers_of
 from elastune.train.session import Session
 from elastune.train.step import StopTraining
 
@@ -153,3 +153,17 @@ def test_a_run_goes_on_with_its_schedulers(tmp_path: Path) -> None:
     train(lone_session(tmp_path, max_steps=2, **options), PER_EPOCH["StepLR"], False, [])
     with pytest.raises(UserError, match=r"got ExponentialLR before the first epoch, and StepLR in the saved state"):
         train(lone_session(tmp_path, resume=True, **options), lambda o: schedules.ExponentialLR(o, 0.9), False, [])
+
+
+def test_a_later_session_takes_over_a_scheduler_that_was_made_at_import() -> None:
+    """As after the warm-up of a worker that joins: the first session stopped within a step."""
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    scheduler = schedules.StepLR(optimizer, 1, 0.5)
+    gate(scheduler, lambda: False, float)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    gate(scheduler, lambda: True, float)
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    assert type(scheduler).__mro__[1] is schedules.StepLR

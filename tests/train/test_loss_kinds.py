@@ -227,6 +227,51 @@ def test_a_count_belongs_to_all_losses_of_a_batch(tmp_path: Path) -> None:
         session.backward(model(x).mean(), count=3)
 
 
+def test_a_count_with_a_loss_that_follows_is_refused(tmp_path: Path) -> None:
+    """The following loss would be divided by it as well."""
+    session, model, _, batches = begun(tmp_path, ExecutionSettings(num_slots=2))
+    x, _ = next(batches)
+    with pytest.raises(UserError, match="one count is for all.*count with more=True"):
+        session.backward(model(x).mean(), count=3, more=True)
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_the_optimizer_of_a_learner_without_samples_finds_no_gradient(tmp_path: Path, mode: Any) -> None:
+    """Neither momentum nor decay moves it; and the copy that it runs moves no buffer."""
+    from elastune.core.sync_plan import SyncPlan
+
+    def ended(mode: Any, num_slots: int) -> list[float]:
+        out, execution = tmp_path / f"{mode}{num_slots}", ExecutionSettings(mode=mode, num_slots=num_slots)
+        session = lone_session(out, execution=execution, sync=SyncPlan.parse("local:learners=2,every=1"))
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(nn.Linear(3, 3), Counting(), nn.Linear(3, 1))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.5)
+        model, optimizer = session.prepare(model, sgd)
+        for _ in session.epochs(1):
+            for (x,) in session.batches(TensorDataset(torch.arange(27.0).reshape(9, 3) / 9), 8, shuffle=False):
+                session.backward(model(x).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        session.finish()
+        return [value for tensor in model.state_dict().values() for value in tensor.flatten().tolist()]
+
+    class Counting(nn.Module):
+        """Has a buffer that the mean of each pass moves, however the pass is cut."""
+
+        seen: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += x.detach().mean(0)
+            return x
+
+    # The second learner has none of the last batch's one sample. A learner's two slots are summed, its one is not.
+    assert ended(mode, 2) == pytest.approx(ended("exact", 4), rel=1e-5)
+
+
 @pytest.mark.parametrize("execution", [ExecutionSettings(mode="fast", micro_batch=2, compress="topk")])
 def test_a_count_is_refused_where_sums_cannot_be_divided(tmp_path: Path, execution: ExecutionSettings) -> None:
     session, model, _, batches = begun(tmp_path, execution)

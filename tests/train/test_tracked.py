@@ -40,6 +40,21 @@ def test_averages_are_taken_once_a_step() -> None:
     assert int(average.n_averaged) == 2
 
 
+def test_a_later_session_takes_over_what_an_earlier_one_has_tracked() -> None:
+    model = torch.nn.Linear(2, 1)
+    average, scaler = AveragedModel(model), torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    for ends in (lambda: False, always):
+        tracked = Tracked()
+        tracked.add("ema", average, ends)
+        tracked.add("scaler", scaler, ends)
+    average.update_parameters(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert (int(average.n_averaged), scaler.get_scale()) == (1, 16.0)
+
+
 def test_a_copy_of_an_average_is_one_of_its_own() -> None:
     model = torch.nn.Linear(2, 1)
     average, tracked = AveragedModel(model), Tracked()

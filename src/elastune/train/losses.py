@@ -53,14 +53,21 @@ def loss_kind(reduction: str, count: Any) -> LossKind:
     return LossKind(count=number)
 
 
-def as_mean(loss: torch.Tensor, part: BatchSlice, kind: LossKind, sync: Sync) -> torch.Tensor:
+def as_mean(loss: torch.Tensor, part: BatchSlice, kind: LossKind, sync: Sync, *, more: bool = False) -> torch.Tensor:
     """The loss of ``kind`` as one whose mean over all slices of the global batch, by samples, is what is trained.
 
     A mean over elements is counted in the sums of the step; see ``Sync.divide_by_counts``. A slice that is a whole
     global batch needs no division: its loss stays as it is.
 
+    Args:
+        loss: The loss that the program gave.
+        part: Its slice.
+        kind: What it is over.
+        sync: The strategy.
+        more: Another loss of the slice follows.
+
     Raises:
-        UserError: For a count where the strategy cannot divide by it.
+        UserError: For a count where the strategy cannot divide by it, or where the slice has several losses.
     """
     if kind.count is not None and sync.refuses_counts:
         rule, fix = "a mean over elements is divided after the sum over workers", "use --mechanism replicated"
@@ -68,9 +75,10 @@ def as_mean(loss: torch.Tensor, part: BatchSlice, kind: LossKind, sync: Sync) ->
     samples = len(part.samples)
     if part.weight == 0.0 or samples == part.batch:
         return loss
-    if kind.count is not None and sync.replica.has_more:
+    if kind.count is not None and (more or sync.replica.has_more):  # the division is of all gradients of the step
+        value = "count with more=True" if more else "a loss with more=True before it"
         fix = "add the losses up in one call, each times its weight"
-        raise UserError("one count is for all of a batch's loss", "a loss with more=True before it", fix)
+        raise UserError("one count is for all of a batch's loss", value, fix)
     if kind.sums:
         return loss * (part.batch / samples)
     if kind.count is None:

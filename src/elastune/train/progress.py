@@ -66,7 +66,7 @@ class Progress:
         reports: How many reports were made since the last step.
         newest_steps: How many steps the newest round had.
         spans: Which samples the steps used.
-        begun: The records of ``session.start_from``, call by call.
+        initial_weights: The records of ``session.start_from``, call by call.
         losses: The values that divergence is judged by: the training loss, under no name, and metrics that should go
             down.
     """

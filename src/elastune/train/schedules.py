@@ -14,22 +14,30 @@ from elastune.core.errors import UserError
 
 _GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # a group's learning rate, and rates that schedulers keep there
 _SCHEDULER_RATES = ("base_lrs", "max_lrs", "min_lrs", "_last_lr")
+UNGATED = "_elastune_ungated"  # in a gated class: the object's own class
 
 # --- schedulers inside a loop that passes several times through a step ---
+
+
+def ungated(obj: Any) -> type:
+    """The class of ``obj`` without the gate of an earlier session of this process: it was made at import, perhaps."""
+    kind: type = type(obj)
+    own: type = kind.__dict__.get(UNGATED, kind)
+    return own
 
 
 def gate(scheduler: Any, between_steps: Callable[[], bool], mean: Callable[[Any], float]) -> None:
     """Let ``scheduler.step`` act at step boundaries only; give ``ReduceLROnPlateau`` the mean metric over workers.
 
     The object gets a subclass of its own class. So ``isinstance`` still holds, and its ``state_dict`` (all of its
-    attributes) stays plain data.
+    attributes) stays plain data. The gate of an earlier session of this process is dropped.
 
     Args:
         scheduler: Changed in place.
         between_steps: Whether the program's current batch ends a step.
         mean: The mean of a metric over workers.
     """
-    kind = type(scheduler)
+    kind = ungated(scheduler)
 
     def step(self: Any, *args: Any, **kwargs: Any) -> None:
         if not between_steps():
@@ -40,7 +48,7 @@ def gate(scheduler: Any, between_steps: Callable[[], bool], mean: Callable[[Any]
         else:
             kind.step(self, *args, **kwargs)
 
-    scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})
+    scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, UNGATED: kind})
 
 
 # --- schedulers that the program did not give to session.prepare ---

@@ -233,15 +233,18 @@ class TrainingLoop:
         self._state.first_step = None
         batches = [to_device(next(data), self._device) for _ in places]
         if batches and proof.fork():
-            self._state.first_step = proof
-            alone = replace(plan.slices[0], ends_step=False, weight=1.0)
-            self._transaction.begin(replace(plan, slices=[alone]), trained.sync, self._empty_control())
-            for batch, each in zip(batches, places, strict=True):
-                seed_everything(derive(self._spec.seed, "first step"))
-                self._transaction.begin_slice(alone)
-                with proof.passing(batch, each):
-                    yield batch
-            proof.answer()
+            try:
+                self._state.first_step = proof
+                alone = replace(plan.slices[0], ends_step=False, weight=1.0)
+                self._transaction.begin(replace(plan, slices=[alone]), trained.sync, self._empty_control())
+                for batch, each in zip(batches, places, strict=True):
+                    seed_everything(derive(self._spec.seed, "first step"))
+                    self._transaction.begin_slice(alone)
+                    with proof.passing(batch, each):
+                        yield batch
+                proof.answer()
+            finally:
+                proof.leave()  # no error may reach the program in the fork, whose files are this run's
         mine = proof.wait() if batches else FirstPasses()
         seen = self._workers.gather_bytes(mine.encode(), "the proof of the first step")
         loss = proof.judge([FirstPasses.decode(each) for each in seen])
@@ -413,7 +416,7 @@ class TrainingLoop:
             self._state.first_step.loss(loss, sync.replica.module, known=kind != MEAN or more or only is not None)
             transaction.defer()
             return
-        user_loss, loss = loss, as_mean(loss, part, kind, sync)
+        user_loss, loss = loss, as_mean(loss, part, kind, sync, more=more)
         speaks = self._checks_loss and sync.replica.speaks(workers.comms.mesh, workers.comms.rank)
         if speaks and not math.isfinite(value := loss.item()):  # a worker that does not speak has a stand-in
             raise Diverged(f"loss is {value} at step {step + 1}")

@@ -18,6 +18,7 @@ from elastune.core.sync_plan import SyncPlan
 from elastune.train.checkpoints.tree import to_tree
 from elastune.train.compiling import plain
 from elastune.train.program.errors import text_of
+from elastune.train.schedules import UNGATED, ungated
 
 UNTRACKED = "No inf checks were recorded"  # in torch's error where no parameter has a gradient
 FIX = 'scaler = session.track("scaler", torch.amp.GradScaler(...)) behind session.prepare'
@@ -115,13 +116,13 @@ def _average_at_steps(average: AveragedModel, ends_step: Callable[[], bool]) -> 
 
     The object gets a subclass of its own class, as schedulers do: a copy of it averages its own weights.
     """
-    kind = type(average)
+    kind = ungated(average)
 
     def update_parameters(self: AveragedModel, model: nn.Module) -> None:
         if ends_step():
             kind.update_parameters(self, model)
 
-    average.__class__ = type(kind.__name__, (kind,), {"update_parameters": update_parameters})
+    average.__class__ = type(kind.__name__, (kind,), {"update_parameters": update_parameters, UNGATED: kind})
 
 
 # --- a gradient scaler (fp16) ---
@@ -132,7 +133,7 @@ def scale_at_steps(scaler: GradScaler, ends_step: Callable[[], bool]) -> None:
 
     The object gets a subclass of its own class, as schedulers do.
     """
-    kind = type(scaler)
+    kind = ungated(scaler)
 
     def once(name: str) -> Callable[..., Any]:
         method = getattr(kind, name)
@@ -145,7 +146,7 @@ def scale_at_steps(scaler: GradScaler, ends_step: Callable[[], bool]) -> None:
         return scaled
 
     methods = {name: once(name) for name in ("unscale_", "step", "update")}
-    scaler.__class__ = type(kind.__name__, (kind,), {**methods, "scale": scale})
+    scaler.__class__ = type(kind.__name__, (kind,), {**methods, "scale": scale, UNGATED: kind})
 
 
 def is_scaled(loss: torch.Tensor) -> bool:

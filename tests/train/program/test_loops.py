@@ -99,3 +99,24 @@ def test_another_loop_of_the_function_is_not_judged() -> None:
     source = "def train(s):\n    for x in s.batches(a):\n        pass\n    for x in s.batches(b):\n        break\n"
     assert [each.text for each in findings(ast.parse(source), 2)] == []
     assert [each.text for each in findings(ast.parse(source), 4)] == ["break"]
+
+
+@pytest.mark.parametrize(
+    ("loop", "after"),
+    [
+        (COUNTED + "if i % 50 == 0:\n        print(i)", "for i, x in enumerate(test):\n    if i == 3:\n        break"),
+        (COUNTED + "pass", "for i in range(9):\n    if i % 2:\n        continue\n    plot(i)"),
+        (COUNTED + "pass", "def score():\n    for i in test:\n        if i == 3:\n            return 1"),
+        (EACH + "ends = session.ends_step\n    if not ends:\n        continue\n    if f(x):\n        break", ""),
+        (EACH + "n += session.ends_step\n    if not n % 9:\n        break", ""),
+        ("for x in session.batches(list(islice(stream, 100)), 8):\n    pass", ""),
+        ("for x, i in zip(session.batches(d), count()):\n    if i % 50 == 0:\n        print(i)", ""),
+    ],
+)
+def test_names_and_functions_of_other_loops_are_left_alone(loop: str, after: str) -> None:
+    assert found(loop, after) == []
+
+
+def test_a_count_beside_the_batches_counts_slots() -> None:
+    loop = "for x, i in zip(session.batches(d), count()):\n    if i % 4 == 3:\n        optimizer.step()"
+    assert [text for text, _ in found(loop)] == ["i % 4 == 3"]

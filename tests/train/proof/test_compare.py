@@ -75,6 +75,16 @@ def test_the_gradient_of_slots_says_what_kind_of_loss_it_is(cause: str, loss: Ca
         assert explained.ratio == pytest.approx(SLOTS, rel=1e-5)
 
 
+def test_a_mean_whose_elements_are_all_in_one_pass_is_no_sum() -> None:
+    def masked(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        mask = torch.isin(x[:, 0], X[:4, 0]).float()
+        return (model(x).square().mean(1) * mask).sum() / mask.sum().clamp(min=1)
+
+    explained = explain_slots(taken(masked, 1), taken(masked, 2))
+    assert explained.cause == "unequal mean"
+    assert explained.shares == pytest.approx((1.0, 0.0), abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("what", "other"),
     [

@@ -140,11 +140,14 @@ class AllReduce(Sync):
     def _alone(self, loss: torch.Tensor, share: BatchSlice) -> None:
         """Run a slice where no other worker has one: gradients stay where autograd leaves them."""
         norms: Pair | None = None
-        if self._measures:  # every slice is a part of its own
+        if not share.weight:  # a copy, of a learner without samples: its optimizer's step finds no gradient
+            self.replica.buffers.restore()
+        elif self._measures:  # every slice is a part of its own
             norms = self._accumulate_apart(loss, share.weight)
         else:
             self.replica.accumulate(loss, share.weight)
-        self._add_part(loss, share.weight, norms)
+        if share.weight:
+            self._add_part(loss, share.weight, norms)
         if not share.ends_step:
             self.replica.hide()
             return

@@ -55,7 +55,7 @@ class Local:
         """Return the parameters of all learners after a round.
 
         Args:
-            begun: The parameters at the round's beginning.
+            start_values: The parameters at the round's beginning.
             averages: The means of the learners' parameters now.
         """
         self.rounds += 1

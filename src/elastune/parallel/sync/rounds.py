@@ -394,7 +394,7 @@ def distance(mean_square: float, averages: Tensors, start_values: Tensors) -> fl
     Args:
         mean_square: The mean of learners' ``squared_delta``.
         averages: The means of their parameters.
-        begun: The parameters at the round's beginning.
+        start_values: The parameters at the round's beginning.
 
     Returns:
         None if the result is not finite: a learner has diverged, or all parameters are zero.
@@ -407,7 +407,7 @@ def distance(mean_square: float, averages: Tensors, start_values: Tensors) -> fl
 
 
 def squared_delta(values: Tensors, start_values: Tensors) -> torch.Tensor:
-    """The squared norm of ``values - begun``, as one number on their device, in single precision."""
+    """The squared norm of ``values - start_values``, as one number on their device, in single precision."""
     # One tensor at a time, so that no second copy of all parameters is in memory.
     norms = [torch.linalg.vector_norm((now - then).float()) for now, then in zip(values, start_values, strict=True)]
     return torch.stack(norms).square().sum()

@@ -99,6 +99,15 @@ def _calls_batches(node: ast.AST, line: int) -> bool:
     )
 
 
+def _around(node: ast.AST) -> Iterator[ast.AST]:
+    """``node`` and what is below it, without the arguments of ``session.batches``."""
+    yield node
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "batches":
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _around(child)
+
+
 def _uses(node: ast.AST, names: Iterable[str]) -> bool:
     wanted = set(names)
     return any(isinstance(each, ast.Name) and each.id in wanted for each in ast.walk(node))
@@ -116,23 +125,24 @@ def _is_guard(node: ast.AST, names: Iterable[str] = ()) -> bool:
     return _uses(node, names) or any(isinstance(each, ast.Attribute) and each.attr == _GUARD for each in ast.walk(node))
 
 
+def _is_flag(node: ast.AST, names: Iterable[str]) -> bool:
+    """Whether ``node`` is true where a step ends: it looks at ``session.ends_step``, or is one of ``names``."""
+    return _is_guard(node) or (isinstance(node, ast.Name) and node.id in set(names))
+
+
 class _BatchLoop:
     """A loop over batches, in its function."""
 
     def __init__(self, function: ast.AST, loop: ast.For) -> None:
         self._function, self._loop = function, loop
-        steps = {
-            target.id
-            for node in ast.walk(loop)
-            if isinstance(node, (ast.Assign, ast.AugAssign)) and _is_guard(node.value)
-            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-            if isinstance(target, ast.Name)
-        }
-        self._unguarded = list(_unguarded(loop.body, steps))
+        guards = [n for n in ast.walk(loop) if isinstance(n, (ast.Assign, ast.AugAssign)) and _is_guard(n.value)]
+        flags = {t.id for n in guards if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+        counts = {n.target.id for n in guards if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
+        self._unguarded = list(_unguarded(loop.body, flags | counts, flags - counts))
 
     def findings(self) -> Iterator[LoopFinding]:
-        for call in ast.walk(self._loop.iter):
-            counted = _called(call) == "zip" and any(_called(each) in ("range", "count") for each in ast.walk(call))
+        for call in _around(self._loop.iter):
+            counted = _called(call) == "zip" and any(_called(each) == "range" for each in _around(call))
             if _called(call) == "islice" or counted:
                 yield self._found(call, LEAVE)
         for node, in_loop in self._unguarded:
@@ -146,8 +156,13 @@ class _BatchLoop:
         """The names that count slots, or follow from such a count."""
         counters: set[str] = set()
         target = self._loop.target
-        if any(_called(each) == "enumerate" for each in ast.walk(self._loop.iter)) and isinstance(target, ast.Tuple):
-            counters |= {each.id for each in target.elts[:1] if isinstance(each, ast.Name)}
+        if isinstance(target, ast.Tuple):
+            calls = list(_around(self._loop.iter))
+            numbers = target.elts[:1] if any(_called(each) == "enumerate" for each in calls) else []
+            if isinstance(zipped := self._loop.iter, ast.Call) and _called(zipped) == "zip":
+                pairs = zip(target.elts, zipped.args, strict=False)
+                numbers = [name for name, each in pairs if _called(each) == "count"]
+            counters |= {each.id for each in numbers if isinstance(each, ast.Name)}
         counters |= {name for node, _ in self._unguarded if (name := _incremented(node))}
         grown = True
         while grown:
@@ -164,51 +179,64 @@ class _BatchLoop:
 
     def _by_count(self, counters: set[str]) -> Iterator[LoopFinding]:
         """Where the function acts by ``counters``."""
-        for node in ast.walk(self._function):
-            if isinstance(node, (ast.If, ast.While)) and _decides(node.test, counters):
+        for node, here in self._below(self._function, counters):
+            if isinstance(node, (ast.If, ast.While)) and _decides(node.test, here):
                 acts = set(_acts([*node.body, *node.orelse]))
                 if isinstance(node, ast.While):  # the batch loop itself is a for
                     acts.add("while")
                 if acts:
                     yield self._found(node.test, ACCUMULATE if acts & _UPDATES else COUNT)
             arguments = [*node.args, *(each.value for each in node.keywords)] if isinstance(node, ast.Call) else []
-            steps = _called(node) == "step" and any(_uses(each, counters) for each in arguments)
+            steps = _called(node) == "step" and any(_uses(each, here) for each in arguments)
             reports = _called(node) == "report" and any(
-                isinstance(each, ast.Name) and each.id in counters for each in arguments
+                isinstance(each, ast.Name) and each.id in here for each in arguments
             )
             if steps or reports:
                 yield self._found(node, COUNT)
+
+    def _below(self, node: ast.AST, counters: set[str]) -> Iterator[tuple[ast.AST, set[str]]]:
+        """The nodes below ``node``, with the counters there: other functions and loops give these names anew."""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                continue
+            left = counters
+            if isinstance(child, ast.For) and not any(each is self._loop for each in ast.walk(child)):
+                left = counters - {each.id for each in ast.walk(child.target) if isinstance(each, ast.Name)}
+            yield child, left
+            yield from self._below(child, left)
 
     @staticmethod
     def _found(node: ast.AST, fix: str) -> LoopFinding:
         return LoopFinding(getattr(node, "lineno", 0), ast.unparse(node), fix)
 
 
-def _unguarded(body: list[ast.stmt], steps: set[str], in_loop: bool = True) -> Iterator[tuple[ast.stmt, bool]]:
+def _unguarded(
+    body: list[ast.stmt], steps: set[str], flags: set[str], in_loop: bool = True
+) -> Iterator[tuple[ast.stmt, bool]]:
     """The statements that run for each slot; and whether a ``break`` among them leaves the batch loop.
 
-    ``steps``: the names of variables that follow from ``session.ends_step``.
+    ``steps``: the names of variables that follow from ``session.ends_step``; ``flags``: of those that are equal to it.
     """
     for statement in body:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             continue
         if isinstance(statement, ast.If) and _is_guard(statement.test, steps):
             negated = any(
-                isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.Not) and _is_guard(each.operand)
+                isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.Not) and _is_flag(each.operand, flags)
                 for each in ast.walk(statement.test)
             )
-            yield from _unguarded(statement.body if negated else statement.orelse, steps, in_loop)
+            yield from _unguarded(statement.body if negated else statement.orelse, steps, flags, in_loop)
             if negated and any(isinstance(each, ast.Continue) for each in statement.body):
                 return  # the rest runs where a step ends
             continue
         yield statement, in_loop
         inner = in_loop and not isinstance(statement, (ast.For, ast.AsyncFor, ast.While))
         for name in ("body", "orelse", "finalbody"):
-            yield from _unguarded(getattr(statement, name, []), steps, inner)
+            yield from _unguarded(getattr(statement, name, []), steps, flags, inner)
         for handler in getattr(statement, "handlers", []):
-            yield from _unguarded(handler.body, steps, inner)
+            yield from _unguarded(handler.body, steps, flags, inner)
         for case in getattr(statement, "cases", []):
-            yield from _unguarded(case.body, steps, inner)
+            yield from _unguarded(case.body, steps, flags, inner)
 
 
 def _incremented(node: ast.AST) -> str:

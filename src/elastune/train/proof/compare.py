@@ -21,7 +21,7 @@ COARSE = 5e-2  # likewise under autocast
 FITS = 5e-3  # a combination of gradients that comes as near explains the other gradient
 MOST_NAMED = 3
 
-What = Literal["steps", "beginning", "samples", "content", "settings", "loss", "gradient", "weights", "report"]
+What = Literal["steps", "beginning", "samples", "content", "settings", "loss", "gradient", "weights"]
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,8 @@ def explain_slots(whole: StepRecord, slots: StepRecord) -> SlotsExplained:
     scale = max(float(np.linalg.norm(target)), 1e-30)
     enough = COARSE if coarse else FITS
     ratio = float(np.dot(target, mean) / max(float(np.dot(mean, mean)), 1e-30))
-    if float(np.linalg.norm(matrix.sum(axis=1) - target)) / scale <= enough:
+    several = int((np.linalg.norm(matrix, axis=0) / scale > enough).sum()) > 1  # else it may be a mean over that pass
+    if several and float(np.linalg.norm(matrix.sum(axis=1) - target)) / scale <= enough:
         lines = _lines(slots.passes, SUM)
         return SlotsExplained("sum", apart, ratio, lines, (1.0,) * len(columns))
     shares = np.linalg.lstsq(matrix, target, rcond=None)[0]
