@@ -19,11 +19,10 @@ UNGATED = "_elastune_ungated"  # in a gated class: the object's own class
 # --- schedulers inside a loop that passes several times through a step ---
 
 
-def ungated(obj: Any) -> type:
+def ungated(obj: Any) -> Any:
     """The class of ``obj`` without the gate of an earlier session of this process: it was made at import, perhaps."""
-    kind: type = type(obj)
-    own: type = kind.__dict__.get(UNGATED, kind)
-    return own
+    kind = type(obj)
+    return kind.__dict__.get(UNGATED, kind)
 
 
 def gate(scheduler: Any, between_steps: Callable[[], bool], mean: Callable[[Any], float]) -> None:
