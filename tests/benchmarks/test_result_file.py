@@ -120,7 +120,7 @@ def test_every_script_writes_its_result_with_conditions(file: Path) -> None:
 
 def test_a_line_for_each_training_has_them_too() -> None:
     text = (BENCHMARKS / "sources" / "genetic_mnist.py").read_text()
-    assert "written({**conditions(), **found})" in text
+    assert "written({**conditions(), **result})" in text
     assert len(writes(ast.parse(text))) == 1
 
 

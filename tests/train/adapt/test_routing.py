@@ -91,7 +91,7 @@ class Worker:
     def assignment_view(self) -> int:
         return self.view
 
-    def send(self, doing: str, step: int, size_bytes: int, what: str) -> None:
+    def set_activity(self, doing: str, step: int, size_bytes: int, what: str) -> None:
         assert (doing, what) == ("gathering", routing_module.SETTLING)
 
     def settle(self) -> None:

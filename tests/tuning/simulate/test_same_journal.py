@@ -34,8 +34,8 @@ def surrogate(config, workers):
 """
 
 STUDIES: dict[str, tuple[dict[str, Any], str]] = {
-    "plain": ({}, "d0c5bfc56b735ceb"),
-    "asha": ({"stopping": "asha"}, "55b1db95855a6a70"),  # a pause says whether it is held back
+    "plain": ({}, "c4b7268bfcc5014d"),
+    "asha": ({"stopping": "asha"}, "c7570e52e7790748"),  # a pause says whether it is held back
     "shared": (
         {"stopping": "asha", "trial_workers": (1, 4), "allocation": "steepest", "seed": 3},
         "a07c644f70934668",
