@@ -62,7 +62,7 @@ def test_a_run_goes_on_under_one_mechanism_after_another(cluster: LocalCluster, 
 
 def test_fsdp2_shares_torchruns_group_and_comes_to_the_same_bits(cluster: LocalCluster, tmp_path: Path) -> None:
     """What FSDP gathers and what this library reduces go through one process group there, in turns."""
-    whole = run_job(spec_of(tmp_path / "whole", "replicated", workers=1, mode="exact"), cluster=cluster)
+    whole = run_job(spec_of(tmp_path / "whole", "replicated", workers=1, mode="exact", num_slots=2), cluster=cluster)
     out = tmp_path / "launched"
     run = ["run", str(PROGRAM.path), "--out", str(out), "--mechanism", "fsdp2", "--mode", "exact"]
     assert launched(run, 2, tmp_path / "errors") == [0, 0]

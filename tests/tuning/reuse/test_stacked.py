@@ -37,7 +37,7 @@ def test_a_head_learns_what_no_part_can_tell(parts: Path, cluster: LocalCluster,
             Program(PROGRAMS / "stacked.py"),
             tmp_path / name,
             {"parts": str(parts)},
-            execution=ExecutionSettings(workers),
+            execution=ExecutionSettings(workers, num_slots=4),
             **more,
         )
         return run_job(spec, cluster=cluster).sha256
