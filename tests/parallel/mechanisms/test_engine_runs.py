@@ -27,7 +27,9 @@ def spec_of(
     out: Path, mechanism: str, *, workers: int = 2, config: dict[str, Any] | None = None, **more: Any
 ) -> RunSpec:
     execution = {
-        name: more.pop(name) for name in ("mode", "zero_stage", "micro_batch", "precision", "offload") if name in more
+        name: more.pop(name)
+        for name in ("mode", "num_slots", "zero_stage", "micro_batch", "precision", "offload")
+        if name in more
     }
     return RunSpec(
         PROGRAM,
