@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
@@ -319,7 +319,7 @@ class Session:
         request = replace(request, turns=turns)
         if self._parts.spec.execution.cuts_batches:
             refuse_counted_slots(sys._getframe(1))
-        source, epoch = request.source(self.seed), self.epoch
+        source, epoch = cache(request.source(self.seed)), self.epoch  # a sampler is drawn once, whoever asks for len()
         batches = self._parts.loop.training_pass(source, request.batch_size, self._planned)
         size = self._parts.progress.batch_size or request.batch_size
         return Batches(batches, lambda: global_batches(source(epoch), size))

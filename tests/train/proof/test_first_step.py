@@ -102,16 +102,27 @@ def test_what_is_no_certain_mistake_goes_on(tmp_path: Path, loss: Loss, kind: st
 
 def test_gradients_that_differ_between_workers_are_refused() -> None:
     proof = FirstStep(HERE)
-    one = FirstPasses("mean", content=3, digest="a")
+    one = FirstPasses("mean", content=3, norms=(2.0, 0.5))
     assert proof.judge([one, one]) == "mean"
     assert proof.judge([one, FirstPasses()]) == "mean", "a worker that could not tell blames nobody"
-    assert proof.judge([one, FirstPasses("mean", content=4, digest="b")]) == "mean", "other data are found elsewhere"
-    with pytest.raises(UserError, match="the same gradient on all workers"):
-        proof.judge([one, FirstPasses("mean", content=3, digest="b")])
+    assert proof.judge([one, FirstPasses("mean", content=4, norms=(1.0, 1.0))]) == "mean", "other data are found elsewhere"
+    rounded = FirstPasses("mean", content=3, norms=(2.0000004, 0.5))
+    assert proof.judge([one, rounded]) == "mean", "a processor of another kind rounds otherwise"
+    for norms in ((2.0, 1.0), (4.0, 0.5), (2.0,)):
+        with pytest.raises(UserError, match="the same gradient on all workers"):
+            proof.judge([one, FirstPasses("mean", content=3, norms=norms)])
+
+
+def test_without_room_for_a_fork_nothing_is_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    assert [each.loss for each in trained(tmp_path / "out")[1]] == ["unknown"]
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"lines": 3}', b'{"odd": 1, "lines": []}'])
 def test_an_answer_that_was_cut_short_tells_nothing(data: bytes) -> None:
     assert FirstPasses.decode(data) == FirstPasses()
-    whole = FirstPasses("sum", 2.0, (3,), 4, "5", 0.5)
+    whole = FirstPasses("sum", 2.0, (3,), 4, (5.0,), 0.5)
     assert FirstPasses.decode(whole.encode()) == whole

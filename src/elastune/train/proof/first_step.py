@@ -2,7 +2,7 @@
 
 It takes three passes over a few samples, in a fork of each worker that ends with them, so that nothing of them shows in
 the run. A pass over two halves of the samples and over both together tells a sum from a mean. All workers take the same
-samples, so their gradients must have the same bits.
+samples, so their gradients must agree. Processors of other kinds round otherwise, so norms are compared, not bits.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ KnownLoss = Literal["mean", "unequal mean", "samples", "unknown"]
 MEAN_LOSS: Final = "mean"
 SUM_LOSS: Final = "sum"
 UNKNOWN: Final = "unknown"
+SAME_NORM = 1e-3  # relative; what depends on the worker differs by more
 UNCHECKED = "--unchecked goes on without this proof"
 
 
@@ -49,7 +50,7 @@ class FirstPasses:
         ratio: The gradient of all samples over the mean of the halves' gradients.
         lines: The lines that reduce to the loss.
         content: A checksum of the samples.
-        digest: Of the gradient of all samples; "": not known.
+        norms: Of the gradient of all samples, parameter by parameter; empty: not known.
         seconds: How long it took.
     """
 
@@ -57,7 +58,7 @@ class FirstPasses:
     ratio: float = 1.0
     lines: tuple[int, ...] = ()
     content: int = 0
-    digest: str = ""
+    norms: tuple[float, ...] = ()
     seconds: float = 0.0
 
     def encode(self) -> bytes:
@@ -69,7 +70,7 @@ class FirstPasses:
         """What ``encode`` gave; nothing known where the data are cut short."""
         try:
             fields = json.loads(data)
-            return cls(**{**fields, "lines": tuple(fields["lines"])})
+            return cls(**{**fields, "lines": tuple(fields["lines"]), "norms": tuple(map(float, fields["norms"]))})
         except (ValueError, TypeError, KeyError):
             return cls()
 
@@ -98,12 +99,20 @@ class FirstStep:
     # -- in the fork ---------------------------------------------------------------------------------------------------
 
     def fork(self) -> bool:
-        """Fork this process. Return whether this is the fork, which has ``LIMIT_S`` to live."""
+        """Fork this process. Return whether this is the fork, which has ``LIMIT_S`` to live.
+
+        Where the system has no room for a fork, nothing is proved.
+        """
         self._begun_s = time.monotonic()
         read, write = os.pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads: the fork uses nothing that they may hold
-            self._child = os.fork()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # threads: the fork uses nothing that they may hold
+                self._child = os.fork()
+        except OSError:
+            os.close(read)
+            os.close(write)
+            return False
         if self._child:
             os.close(write)
             self._pipe = read
@@ -152,11 +161,15 @@ class FirstStep:
     # -- in the worker -------------------------------------------------------------------------------------------------
 
     def wait(self) -> FirstPasses:
-        """What the fork has seen, within ``LIMIT_S``."""
+        """What the fork has seen, within ``LIMIT_S``; nothing without a fork."""
+        if self._pipe < 0:
+            return FirstPasses()
         data = b""
+        answer = select.poll()
+        answer.register(self._pipe, select.POLLIN)
         try:
             while (left := self._begun_s + LIMIT_S - time.monotonic()) > 0:
-                if not select.select([self._pipe], [], [], left)[0]:
+                if not answer.poll(left * 1e3):
                     break
                 more = os.read(self._pipe, 1 << 16)
                 if not more:
@@ -183,8 +196,8 @@ class FirstStep:
                 value = f"{at}: twice the samples have {each.ratio:.3g} times the gradient, as a sum has"
                 fix = f"say session.backward(loss, reduction='sum'), give the mean, or use --slots 1; {UNCHECKED}"
                 raise UserError("a loss that several slots share is a mean over samples", value, fix)
-        known = [each for each in seen if each.digest]
-        if len({each.content for each in known}) == 1 and len({each.digest for each in known}) > 1:
+        known = [each for each in seen if each.norms]
+        if len({each.content for each in known}) == 1 and not all(_agree(known[0], each) for each in known):
             value = f"{name}: the first {MOST_SAMPLES} samples or fewer have other gradients on other workers"
             fix = f"let loss, model and seeds depend on neither session.rank nor session.size; {UNCHECKED}"
             raise UserError("the same samples have the same gradient on all workers", value, fix)
@@ -199,8 +212,17 @@ def _explained(passes: Sequence[PassRecord], seconds: float) -> FirstPasses:
     cut = StepRecord(1, 0, tuple(halves), {}, _mean([each.gradient or {} for each in halves]), {})
     explained = explain_slots(StepRecord(1, 0, (both,), {}, both.gradient, {}), cut)
     loss: Literal["sum", KnownLoss] = MEAN_LOSS if explained.cause == "same" else explained.cause
-    digest = ",".join(leaf.digest for leaf in both.gradient.values())
-    return FirstPasses(loss, explained.ratio, explained.lines, both.content, digest, seconds)
+    norms = tuple(leaf.norm for leaf in both.gradient.values())
+    return FirstPasses(loss, explained.ratio, explained.lines, both.content, norms, seconds)
+
+
+def _agree(one: FirstPasses, other: FirstPasses) -> bool:
+    """Whether both have the same gradient, but for rounding."""
+    largest = max(one.norms)
+    return len(one.norms) == len(other.norms) and not any(  # where one is NaN, divergence is another's matter
+        abs(mine - theirs) > SAME_NORM * max(mine, theirs, SAME_NORM * largest)
+        for mine, theirs in zip(one.norms, other.norms, strict=True)
+    )
 
 
 def _mean(gradients: Sequence[Leaves]) -> dict[str, Leaf]:
