@@ -105,7 +105,7 @@ def test_gradients_that_differ_between_workers_are_refused() -> None:
     one = FirstPasses("mean", content=3, norms=(2.0, 0.5))
     assert proof.judge([one, one]) == "mean"
     assert proof.judge([one, FirstPasses()]) == "mean", "a worker that could not tell blames nobody"
-    assert proof.judge([one, FirstPasses("mean", content=4, norms=(1.0, 1.0))]) == "mean", "other data are found elsewhere"
+    assert proof.judge([one, FirstPasses("mean", content=4, norms=(1.0, 1.0))]) == "mean", "other data: not this check"
     rounded = FirstPasses("mean", content=3, norms=(2.0000004, 0.5))
     assert proof.judge([one, rounded]) == "mean", "a processor of another kind rounds otherwise"
     for norms in ((2.0, 1.0), (4.0, 0.5), (2.0,)):

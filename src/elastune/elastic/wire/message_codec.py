@@ -4,8 +4,8 @@ Every connection has this form: workers and their coordinator (``elastic.wire.me
 (``runtime.agents.messages``), and the files of agents (``runtime.agents.transfer_messages``).
 
 Reading is strict. No number comes from a string, no typed number is NaN or infinite, and no field is unknown. Text is
-written as UTF-8, because paths and logs in other scripts would grow threefold as escapes. Half a surrogate pair, as in some
-file names and error messages, becomes "?": no JSON reader would take it.
+written as UTF-8, because paths and logs in other scripts would grow threefold as escapes. Half a surrogate pair, as in
+some file names and error messages, becomes "?": no JSON reader would take it.
 """
 
 from __future__ import annotations
