@@ -109,9 +109,9 @@ def test_what_is_there_already_stays(cluster: LocalCluster, tmp_path: Path, tiny
 
 
 MEANS = [
-    {"workers": 0},
+    {"workers": -1},
     {"workers": 9, "num_slots": 8},
-    {"workers": 0, "num_slots": 0},
+    {"num_slots": -1},
     {"mode": "quick"},
     {"precision": "fp8"},
     {"micro_batch": 0},

@@ -82,8 +82,7 @@ def test_a_kind_is_checked_without_a_space_and_a_space_that_fails_is_no_hindranc
         with pytest.raises(UserError, match="lr must be a number"):
             override(OWN, {"lr": "abc"}, given)
     assert override({}, {"lr": "abc"}) == {"lr": "abc"}, "a program without a config says nothing of its settings"
-    with pytest.raises(UserError, match="add it to config"):
-        override({}, {"optim.lr": 1})
+    assert override({}, {"optim.lr": 1}) == {"optim": {"lr": 1}}
 
 
 def test_a_nested_setting_is_set_and_leaves_the_programs_own_alone() -> None:
