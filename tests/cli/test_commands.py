@@ -70,6 +70,7 @@ def test_run_prints_one_object(finished_run: Path) -> None:
         "seed": 4,
         "config": {"lr": 0.2},
         "out": "out",
+        "report": "out/report.html",
     }
     assert len(result["sha256"]) == 64
 
@@ -125,12 +126,13 @@ def test_interrupted_and_resumed_on_two_workers_it_is_the_same_state(elastune: C
     assert part.json["out"] == "elastune-out/linear-run-1"
     whole = elastune(*command, "--workers", "2", "--out", part.json["out"], "--resume")
     assert whole.code == 0, whole.err
-    first, memory, second, third = whole.out.splitlines()
+    first, memory, *_, second, third, page = whole.out.splitlines()
     assert "after 8 steps" in first
     assert "on 2 workers (exact)" in first
     assert memory.startswith("memory  parameters ")
     assert said_by(finished_run)["sha256"] in second
     assert "elastune-out/linear-run-1/journal.jsonl" in third
+    assert page == "report  elastune-out/linear-run-1/report.html"
 
 
 def test_torchrun_gives_the_same_state(process: Command, finished_run: Path) -> None:
@@ -290,11 +292,10 @@ def test_a_first_start_with_resume_proves_its_first_step(tmp_path: Path, resume:
     assert not _proved(spec, unchecked=True).proves
 
 
-def test_help_shows_what_stands_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_a_default_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["frontier", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "[default: 1,2,4,8; beside --mesh none]" in shown
-    assert "ci: [low, high]" in shown
 
 
 def test_help_comes_at_once(here: Path) -> None:
