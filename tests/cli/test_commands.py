@@ -21,7 +21,15 @@ from elastune.cli.commands.run import _explain, _proved, run
 from elastune.cli.commands.search import tune
 from elastune.cli.results import result_of
 from elastune.core.journal.files import JournalWriter, read
-from elastune.core.journal.records import Reported, RunFailed, RunFinished, StudyStarted, SyncChanged, TopologyChanged
+from elastune.core.journal.records import (
+    Measured,
+    Reported,
+    RunFailed,
+    RunFinished,
+    StudyStarted,
+    SyncChanged,
+    TopologyChanged,
+)
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.job import interrupts
 
@@ -73,6 +81,25 @@ def test_run_prints_one_object(finished_run: Path) -> None:
         "report": "out/report.html",
     }
     assert len(result["sha256"]) == 64
+
+
+def test_a_run_writes_its_page_with_the_training_loss(finished_run: Path) -> None:
+    assert any(
+        isinstance(e.record, Measured) and "loss" in e.record.signals for e in read(finished_run / "journal.jsonl")
+    )
+    page = (finished_run / "report.html").read_text()
+    assert "training loss" in page
+    assert "linear.py: loss " in page
+
+
+def test_a_terminal_gets_at_most_100_columns(finished_run: Path, finished_study: Path, elastune: Command) -> None:
+    for folder in (finished_run, finished_study):
+        lines = elastune("report", folder).out.splitlines()
+        assert len(lines) > 4
+        assert max(len(line) for line in lines if str(folder.parent) not in line) <= 100
+    picked = elastune("report", finished_study, "--pick", "loss=1000").out
+    assert f"why     elastune explain {finished_study}" in picked
+    assert "batch_size=32" not in picked.partition("train ")[0], "all trials have it"
 
 
 def test_every_field_of_a_run_is_documented(finished_run: Path) -> None:

@@ -72,10 +72,12 @@ def test_a_folder_has_a_state(tmp_path: Path, records: Any, kind: str, state: st
 
 
 def test_ls_lists_the_newest_first(tmp_path: Path, elastune: Command, finished_study: Path) -> None:
-    first, second = put(tmp_path / "all" / "first", START, END), put(tmp_path / "all" / "second", START)
-    os.utime(first / "journal.jsonl", (1.0, 1.0))
+    first = put(tmp_path / "all" / "first", START, END)
+    put(tmp_path / "all" / "second", START)
     (tmp_path / "all" / "rubbish").mkdir()
     (tmp_path / "all" / "rubbish" / "journal.jsonl").write_text("no\n" * 2)
+    os.utime(first / "journal.jsonl", (1.0, 1.0))
+    os.utime(tmp_path / "all" / "rubbish" / "journal.jsonl", (2.0, 2.0))
     (tmp_path / "all" / "empty").mkdir()
     data = elastune("ls", tmp_path / "all", "--json").json
     assert data["kind"] == "ls"
@@ -85,7 +87,12 @@ def test_ls_lists_the_newest_first(tmp_path: Path, elastune: Command, finished_s
         "first": "finished",
     }
     assert data["folders"][-1]["out"] == str(first)
-    assert second.name in elastune("ls", tmp_path / "all").out
+    lines = [line.split() for line in elastune("ls", "all").out.splitlines() if line.strip().startswith("all/")]
+    assert [line[:3] for line in lines] == [
+        ["all/second", "run", "unfinished"],
+        ["all/rubbish", "other", "unreadable"],
+        ["all/first", "run", "finished"],
+    ]
     (study,) = elastune("ls", finished_study, "--json").json["folders"]
     assert (study["kind"], study["state"]) == ("tune", "finished")
     assert study["best"].startswith("loss ")

@@ -43,7 +43,7 @@ def test_titles_are_a_few_words_and_that_of_the_window_fewer(found, study_entrie
 
 def test_three_tiles_stand_beside_today_and_one_tuned_worker(found, study_entries, tmp_path):
     quality, time, cost = frontier_glance(found).tiles
-    assert quality.value == "0.9752 (0.9721 to 0.9783)"
+    assert (quality.name, quality.value) == ("accuracy (0.9721 to 0.9783, 95 %)", "0.9752")
     assert quality.beside == (("today's settings", "0.9712"), ("one worker, tuned", "0.9783"))
     assert time.value == "7.4 s"
     assert time.beside == (("today's settings", "41.8 s"), ("one worker, tuned", "36.2 s"))

@@ -118,6 +118,6 @@ def _best_of_study(study: StudyOverview) -> str:
 def folders_table(folders: Sequence[OutputFolder]) -> Table:
     """One row for each folder."""
     rows = tuple(
-        (plain(each.out, 60), each.kind, each.state, duration(each.age_s), each.best or "–") for each in folders
+        (plain(each.out, 300), each.kind, each.state, duration(each.age_s), each.best or "–") for each in folders
     )
     return Table("Output folders", ("folder", "what", "state", "last record", "best"), rows, frozenset({3}))

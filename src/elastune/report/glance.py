@@ -9,7 +9,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from elastune.core.formatting import cost, count, differing, duration, estimate, number, plain, settings_text, whole
+from elastune.core.formatting import (
+    cost,
+    count,
+    differing,
+    duration,
+    estimate,
+    interval,
+    number,
+    plain,
+    settings_text,
+    whole,
+)
 from elastune.core.journal.records import FrontierFound, FrontierRow
 from elastune.report.document import Glance, Tile, few_words
 from elastune.report.frontier import own_settings_row, row_anchor, shown_row
@@ -67,8 +78,8 @@ def _frontier_tiles(frontier: FrontierFound, pick: FrontierRow) -> tuple[Tile, .
 
     return (
         Tile(
-            f"{plain(frontier.quality, 40)} (95 % interval)",
-            estimate(pick.quality, pick.ci),
+            plain(frontier.quality, 40) + (f" ({interval(pick.ci)}, 95 %)" if pick.ci is not None else ""),
+            estimate(pick.quality, pick.ci).partition(" ")[0],
             beside(lambda row: number(row.quality)),
         ),
         Tile(f"time{_label(pick)}", duration(pick.seconds), beside(lambda row: duration(row.seconds) + _label(row))),

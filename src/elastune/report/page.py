@@ -324,7 +324,7 @@ def frontier_page(study: StudyOverview) -> Page:
         sections = page.sections if study.objectives else page.sections[1:]
         glance = replace(page.glance, title=words.rstrip("."), tiles=())
         return replace(page, kind="frontier", glance=glance, answer=f"{words} {page.answer}", sections=sections)
-    history = history_figure(study)
+    history, note = history_figure(study), plain(frontier.answer.command_note, 600)
     figures = [tradeoff_figure(frontier), pareto_figure(frontier)] if frontier.rows else []
     covered = volumes_table(frontier)
     earned = answer_table(frontier)
@@ -345,7 +345,7 @@ def frontier_page(study: StudyOverview) -> Page:
             *_study_sections(study, frontier),
         ),
         command=plain(frontier.command, 4000),
-        command_note=f"Trains the pick, {plain(frontier.answer.command_note, 600)}:",
+        command_note=f"Trains the pick{', ' if note else ''}{note}:",
     )
 
 

@@ -18,6 +18,7 @@ from elastune.report.figures import Axis, Bars, Figure, Line, Marker, Panel, Ser
 SYMBOLS: dict[Marker, str] = {"circle": "circle", "square": "square", "diamond": "diamond", "ring": "circle"}
 PANEL_HEIGHT_PX = 360
 STACKED_HEIGHT_PX = 190
+LABEL_ROOM = 0.07  # of the width: what a slanted label of a mark takes on a narrow screen
 BAND_OPACITY = 0.2
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -155,12 +156,15 @@ def _traces(series: Series, panel: Panel) -> list[go.Scatter]:
 
 
 def _marks(plot: go.Figure, figure: Figure) -> None:
-    """Lines through the whole stack; at their heads labels, and a point each to hover over."""
+    """Lines through the whole stack; at their heads a point each to hover over, and labels that do not overlap."""
+    low, high = figure.x_range()
+    free_from = low
     for mark in figure.marks:
         color = palette.BEFORE if mark.strange else palette.QUIET
         line = {"color": color, "width": 1, "dash": "dot" if mark.strange else "solid"}
         plot.add_shape(type="line", xref="x", yref="paper", x0=mark.x, x1=mark.x, y0=0, y1=1, line=line, layer="below")
-        if mark.label:
+        if mark.label and mark.x >= free_from:
+            free_from = mark.x + LABEL_ROOM * (high - low)
             at = {
                 "x": mark.x,
                 "xref": "x",

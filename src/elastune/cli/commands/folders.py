@@ -15,6 +15,7 @@ import typer
 from elastune.cli import options
 from elastune.cli.output import FAILED, OK, print_error, print_json, print_lines, print_result
 from elastune.core import notation
+from elastune.core.clock import SystemClock
 from elastune.core.errors import UserError
 from elastune.core.formatting import duration, printable
 
@@ -40,7 +41,7 @@ def ls(
     from elastune.cli.results import Result
     from elastune.report.folders import folders_table, output_folders
 
-    folders = output_folders(folder, time.time())
+    folders = output_folders(folder, SystemClock().wall())
     data = {
         "kind": "ls",
         "folder": str(folder),

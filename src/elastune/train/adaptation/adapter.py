@@ -37,7 +37,8 @@ from elastune.train.training_state import TrainingState
 LEARNERS_DISTANCE, MIX_STALENESS, SENT_BYTES = "learners_distance", "mix_staleness", "sent_bytes"
 
 MEASURED_EVERY_S = 0.5  # seconds of training between two records of the signals
-LOSS_EVERY = 0.005  # of the training so far: a run without monitors records its loss ever more rarely
+LOSS_EVERY_S = 0.1  # the same where the loss alone is recorded
+LOSS_SHARE = 0.005  # of the training so far: a run without monitors records its loss ever more rarely
 WORKER_TIMES = 3  # numbers of one worker's times in the control vector
 _PARTS = {"monitors", "policies", "decisions", "at", "ramps"}  # of the state that joiners and checkpoints receive
 
@@ -244,7 +245,7 @@ class Adapter:
         if self._adapts:
             self._call("after_step", trained, batch_size)
         seconds = self._progress.times.seconds
-        every = MEASURED_EVERY_S if self._records_signals(trained) else max(MEASURED_EVERY_S, LOSS_EVERY * seconds)
+        every = MEASURED_EVERY_S if self._records_signals(trained) else max(LOSS_EVERY_S, LOSS_SHARE * seconds)
         if seconds - self._measured_s >= every:
             self._report_measured(trained, batch_size)
         return ends
