@@ -21,7 +21,7 @@ CASES = {
 }
 RANDOM_SHARE, RANDOM_RUNS, RANDOM_BEST = 0.1, 5000, 98.63
 SEARCH = "2 x 32, synchronous"
-"""Two demes of 32 that wait for their generations: his search."""
+"""Two demes of 32 that wait for their generations, as Heye's search has."""
 PRODUCT = {"random search": "1 x", "genetic + both (all)": "56 x"}
 SIZES = {"8x4x4": "128 nodes, batch x 4", "16x16x8": "2,048 nodes"}
 SHOWN = ("model + data parallel", "random + both", "genetic + both (all)")
@@ -84,7 +84,7 @@ def combined(result: Any) -> Iterator[Row]:
 
 
 def at_scale(result: Any) -> Iterator[Row]:
-    """The same by replay, at the size that was measured and at his."""
+    """The same by replay, at the size that was measured and at Heye's."""
     sizes: dict[str, Sequence[Mapping[str, Any]]] = {
         "as measured": result.get("replayed", []),
         **result.get("at_scale", {}),
