@@ -20,14 +20,6 @@ AcrossChanges = Annotated[
         "with those after it.",
     ),
 ]
-Unchecked = Annotated[
-    bool,
-    typer.Option(
-        "--unchecked",
-        help="Do not prove in the first step that several slots train as one pass a batch: that the loss is a mean, "
-        "with the same gradient on all workers.",
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and everything else on stderr.")]
 DryRun = Annotated[
     bool,
