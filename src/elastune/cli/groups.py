@@ -115,20 +115,23 @@ class NoticeOptions:
         None,
         "A file that appears when this machine is about to be taken away. The command then stops in good order and "
         "exits with code 75.",
+        panel="Cluster",
     )
     notice_url: str | None = setting(
         None,
         "A URL that answers 404 until this machine is about to be taken away. It is asked again and again. The command "
         "then stops as for --notice-file.",
+        panel="Cluster",
     )
     notices: str | None = setting(
         None,
         "A cloud whose metadata service says when this machine is about to be taken away. The command then stops as "
         "for --notice-file. =URL asks another address, such as a proxy.",
         metavar="aws|google|azure[=URL]",
+        panel="Cluster",
     )
     notice_seconds: float = setting(
-        120.0, "Seconds between a notice and the machine's end, where the notice does not say."
+        120.0, "Seconds between a notice and the machine's end, where the notice does not say.", panel="Cluster"
     )
 
     def sources(self) -> list[NoticeSource]:
@@ -152,11 +155,13 @@ class FaultOptions:
         "Inject faults, for tests: kill, stop, join, leave, notice, reshape. At random with a rate per second "
         '("kill:0.05/s,stop"; 0.05/s where none is given), or once ("kill@40%" of the run, "kill@step:120").',
         metavar="FAULTS",
+        panel="Faults",
     )
     chaos_verify: bool = setting(
         False,
         "With --chaos: train again on one worker without faults, and compare. Exit code 1 where the states differ, and "
         "where no fault, or not every one with a point of its own, has happened.",
+        panel="Faults",
     )
 
     def choose(self, mode: str, place: Place | None) -> Faults:

@@ -39,6 +39,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 S_co = TypeVar("S_co", covariant=True)
 _KEY = "setting"
+COMMON = "Common"
+"""The panel of help that comes first: the settings that most users need."""
 _WIDTH = 116  # of a line in a docstring
 
 
@@ -72,24 +74,36 @@ class Setting:
         option: The option's name; "": that of the field, "--trial-workers" for ``trial_workers``.
         metavar: The form of a text or a number; "": as usual for the type, or as ``notation`` has it.
         notation: How the value is written; None: as usual for the type.
+        panel: The panel of ``--help`` that has the option, such as ``COMMON``; "": that of all other options.
     """
 
     help: str
     option: str = ""
     metavar: str = ""
     notation: Notation | None = None
+    panel: str = ""
 
     def option_of(self, name: str) -> str:
         """The option of the field ``name``."""
         return self.option or f"--{name.strip('_').replace('_', '-')}"
 
 
-def described(help_text: str, option: str = "", notation: Notation | None = None, metavar: str = "") -> dict[str, Any]:
+def described(
+    help_text: str, option: str = "", notation: Notation | None = None, metavar: str = "", panel: str = ""
+) -> dict[str, Any]:
     """Return the metadata of a field that is a setting, for ``dataclasses.field``."""
-    return {_KEY: Setting(help_text, option, metavar, notation)}
+    return {_KEY: Setting(help_text, option, metavar, notation, panel)}
 
 
-def setting(default: T, help_text: str, option: str = "", notation: Notation | None = None, *, metavar: str = "") -> T:
+def setting(
+    default: T,
+    help_text: str,
+    option: str = "",
+    notation: Notation | None = None,
+    *,
+    metavar: str = "",
+    panel: str = "",
+) -> T:
     """Return a dataclass field that is a setting.
 
     Args:
@@ -98,13 +112,14 @@ def setting(default: T, help_text: str, option: str = "", notation: Notation | N
         option: As in ``Setting``.
         notation: As in ``Setting``.
         metavar: As in ``Setting``.
+        panel: As in ``Setting``.
 
     Example:
         >>> @dataclass(frozen=True, kw_only=True)
         ... class Rest:
         ...     pause_s: float = setting(60.0, "How long to rest.", "--pause", TIME)
     """
-    metadata = described(help_text, option, notation, metavar)
+    metadata = described(help_text, option, notation, metavar, panel)
     if isinstance(default, dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)

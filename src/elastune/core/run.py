@@ -16,7 +16,7 @@ from typing import Any, Literal
 from elastune.core.communication import Compression, Topology
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
-from elastune.core.fields import Notation, check_types, documented, setting
+from elastune.core.fields import COMMON, Notation, check_types, documented, setting
 from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.sync_plan import MOST_STEP, SyncPlan, SyncSchedule
 
@@ -159,10 +159,11 @@ class ExecutionSettings:
         >>> elastune.run(train, {"lr": 0.1}, execution=elastune.ExecutionSettings(mode="fast", micro_batch=64))
     """
 
-    workers: int = setting(0, "Worker processes at the beginning. 0: those of the mesh, or 1.")
+    workers: int = setting(0, "Worker processes at the beginning. 0: those of the mesh, or 1.", panel=COMMON)
     mode: Mode = setting(
         "exact",
         "exact: the same weights for any number of workers; fast: weights that are equal within rounding.",
+        panel="Execution",
     )
     mechanism: str = setting(
         LEAST,
@@ -170,45 +171,55 @@ class ExecutionSettings:
         "divide the layers, too, such as pipeline+zero. Or a package does it all: fsdp2, deepspeed, fairscale, "
         "horovod. least is the least that --mesh needs. See docs/meshes.md. [default: least]",
         metavar="NAME[+NAME...]",
+        panel="Execution",
     )
     num_slots: int = setting(
         0,
         "Number of equal shares that each global batch is cut into. It shows in the result. No run has more workers "
         "than slots. [default: as many as the command allows workers, so 1 where it names none]",
         "--slots",
+        panel="Execution",
     )
-    threads: int = setting(1, "CPU threads of each worker.")
-    device: str = setting("cpu", "Where to compute: auto, cpu, cuda or cuda:N.")
-    precision: Precision = setting("fp32", "fp32, or bf16 (autocast in the forward pass).")
-    micro_batch: int | None = setting(None, "Most samples in one forward pass. [default: no limit]")
+    threads: int = setting(1, "CPU threads of each worker.", panel="Execution")
+    device: str = setting("cpu", "Where to compute: auto, cpu, cuda or cuda:N.", panel="Execution")
+    precision: Precision = setting("fp32", "fp32, or bf16 (autocast in the forward pass).", panel="Execution")
+    micro_batch: int | None = setting(None, "Most samples in one forward pass. [default: no limit]", panel="Execution")
     mesh: Mesh | None = setting(
         None,
         "Arrange the workers of a training as a grid, which also sets their number: data=2,tensor=2 has 4. Axes: data, "
         "shard, tensor, pipeline. See docs/meshes.md.",
         notation=MESH,
+        panel="Execution",
     )
     copies: int | None = setting(
-        None, "How many workers hold each part of divided state. [default: 2 where workers may change, else 1]"
+        None,
+        "How many workers hold each part of divided state. [default: 2 where workers may change, else 1]",
+        panel="Execution",
     )
     virtual_tensor: int = setting(
         0,
         "Number of blocks that mechanism tensor divides a layer into, whatever the mesh. It shows in the result. "
         f"[default: {DEFAULT_VIRTUAL_TENSOR}, or as many as workers]",
+        panel="Execution",
     )
     schedule: Schedule = setting(
-        "1f1b", "Order of passes in mechanism pipeline: 1f1b, gpipe, interleaved or zero-bubble."
+        "1f1b", "Order of passes in mechanism pipeline: 1f1b, gpipe, interleaved or zero-bubble.", panel="Execution"
     )
-    offload: bool = setting(False, "Keep optimizer state in the CPU's memory. Needs --mechanism zero or sharded.")
+    offload: bool = setting(
+        False, "Keep optimizer state in the CPU's memory. Needs --mechanism zero or sharded.", panel="Execution"
+    )
     zero_stage: int | None = setting(
         None,
         "What mechanism deepspeed or fairscale divides: 0 nothing, 1 optimizer state, 2 also gradients, 3 also "
         "parameters. fairscale has stage 2 alone. [default: 2]",
+        panel="Execution",
     )
     compress: str | None = setting(
         None,
         "Compress gradients before they are sent: bf16, fp16, int8, powersgd:rank=4 or topk:ratio=0.01. Needs --mode "
         "fast, and shows in the result. See docs/compression.md.",
         metavar="HOW",
+        panel="Execution",
     )
     topology: Topology = setting(
         Topology(),
@@ -216,10 +227,12 @@ class ExecutionSettings:
         "parents=[0,0,1,0] with the parent of each rank. :chunk_kib=N at the end sets the size of the chunks that are "
         "sent, in KiB. See docs/topologies.md.",
         notation=TOPOLOGY,
+        panel="Execution",
     )
     bucket_bytes: int | None = setting(
         None,
         "Most bytes of gradients in one message between replicated workers. [default: 16 MiB, the first 1 MiB]",
+        panel="Execution",
     )
 
     @property

@@ -498,6 +498,8 @@ class TrainingLoop:
             settings = OptimizerSettings.by_name(trained.optimizer)
             self._state.recorder.reduced(step + 1, self._progress.position.epoch, trained.replica.module, settings)
         self._adapter.step_reduced(sums, sums.sent, transaction.plan, trained.sync.statistics)
+        if trained.sync.wants_statistics:
+            self._adapter.mean_loss.add(trained.sync.statistics.parts["loss"], transaction.plan.size)
         if self._checks_loss:
             self._divergence.loss(trained.sync.statistics.parts["loss"], step + 1, transaction.plan.turn)
         self._report_regrouping()

@@ -11,7 +11,8 @@ import linecache
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import FrameType
+from functools import cache
+from types import CodeType, FrameType
 
 from elastune.core.errors import UserError
 from elastune.core.formatting import cut
@@ -46,16 +47,21 @@ def refuse_counted_slots(caller: FrameType) -> None:
 
     ``caller``: where the program calls ``session.batches``. Files that cannot be read, and adapters, are not judged.
     """
-    file, line = caller.f_code.co_filename, caller.f_lineno
     if caller.f_globals.get("__name__", "").startswith(f"{__name__.partition('.')[0]}."):
         return
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return
-    for finding in sorted(findings(tree, line), key=lambda each: each.line):
-        place = f"{os.path.basename(file)}:{finding.line}: {cut(finding.text, LONGEST)}"
+    if (finding := _first_finding(caller.f_code, caller.f_lineno)) is not None:
+        place = f"{os.path.basename(caller.f_code.co_filename)}:{finding.line}: {cut(finding.text, LONGEST)}"
         raise UserError(RULE, place, finding.fix)
+
+
+@cache
+def _first_finding(code: CodeType, line: int) -> LoopFinding | None:
+    """The first finding in the loop of the call in ``line`` of ``code``. Cached: a program calls once an epoch."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):
+        return None
+    return min(findings(tree, line), key=lambda each: each.line, default=None)
 
 
 def findings(tree: ast.Module, line: int) -> Iterator[LoopFinding]:
