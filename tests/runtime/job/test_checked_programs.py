@@ -121,3 +121,34 @@ def test_a_check_that_cannot_be_remembered_says_so(
     assert said.code == 0
     assert "cut and resumed" in said.out
     assert said.err.count("cannot be remembered") == 1
+
+
+WORDS = """
+import sys
+
+from elsewhere import build
+
+def train(session):
+    build(session, {reads})
+
+if __name__ == "__main__":
+    print(sys.argv)
+"""
+
+
+@pytest.mark.parametrize(
+    ("reads", "counts"),
+    [
+        ("sys.argv[1]", True),
+        ("fire.Fire(build)", True),
+        ("ArgumentParser().parse_args(sys.argv[1:])", False),  # its values are settings
+        ("1", False),
+    ],
+)
+def test_words_that_no_parser_of_argparse_reads_belong_to_the_program(tmp_path: Path, reads: str, counts: bool) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import fire\n" + WORDS.format(reads=reads))
+    one, other, none = (Program(path, arguments=words) for words in (("--loss", "sum"), ("--loss", "mean"), ()))
+    note_check(one, passed=True)
+    assert is_checked(one)
+    assert is_checked(other) == is_checked(none) == (not counts)
