@@ -186,8 +186,8 @@ def check_types(settings: Any, without: Collection[str] = ()) -> None:
     for name, hint in _types(type(settings)).items():
         value = getattr(settings, name)
         if name in without or _fits(value, hint):
-            if isinstance(value, Integral) and type(value) is not bool:
-                object.__setattr__(settings, name, int(value))
+            if isinstance(value, Integral):
+                object.__setattr__(settings, name, value if isinstance(value, bool) else int(value))
             continue
         kinds = _members(hint)
         rule = f"{name} must be {' or '.join(_text_and_example(kind)[0] for kind in kinds)}"
