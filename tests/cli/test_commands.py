@@ -17,7 +17,7 @@ from tests.cli.documented import documented, unlike
 from tests.support.forked import elastune as start
 
 from elastune.cli import main
-from elastune.cli.commands.run import _explain, _proved, run
+from elastune.cli.commands.run import _explain, run
 from elastune.cli.commands.search import tune
 from elastune.cli.results import result_of
 from elastune.core.journal.files import JournalWriter, read
@@ -32,6 +32,7 @@ from elastune.core.journal.records import (
 )
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.job import interrupts
+from elastune.runtime.job.checked_programs import with_proof
 
 Command = Callable[..., Any]
 
@@ -315,8 +316,8 @@ def test_a_second_sigterm_asks_for_another_try(finished_run: Path, monkeypatch: 
 def test_a_first_start_with_resume_proves_its_first_step(tmp_path: Path, resume: bool) -> None:
     execution = ExecutionSettings(num_slots=4)
     spec = RunSpec(Program(tmp_path / "train.py"), tmp_path, execution=execution, resume=resume)
-    assert _proved(spec, unchecked=False).proves
-    assert not _proved(spec, unchecked=True).proves
+    assert with_proof(spec).proves
+    assert not with_proof(spec, unchecked=True).proves
 
 
 def test_help_shows_a_default_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ from elastune.core import notation
 from elastune.core.errors import UserError
 from elastune.core.fields import setting
 from elastune.core.mesh import Mesh
-from elastune.core.mesh_choice import least_slots
+from elastune.core.mesh_choice import settled
 from elastune.core.run import OPEN, ExecutionSettings, Place, Program
 
 if TYPE_CHECKING:
@@ -59,19 +59,9 @@ class ExecutionOptions:
     def execution(
         self, workers: int | None, most_workers: int | None = None, learners: int = 1, *, local: bool = True
     ) -> ExecutionSettings:
-        """The execution settings, with as many slots as the training needs.
-
-        Args:
-            workers: The number of workers at the beginning.
-            most_workers: The number of workers that the training may have later.
-            learners: The number of learners; each has equally many slots.
-            local: As in ``on``.
-        """
-        execution = self.on(workers, local=local)
-        if "num_slots" in self.chosen:
-            return execution
-        least = least_slots(execution, max(execution.workers, most_workers or 0))
-        return replace(execution, num_slots=-(-least // learners) * learners)
+        """The execution settings, with as many slots as the training needs; arguments as in ``settled`` and ``on``."""
+        device = choose_device(self.chosen["device"], local=local)
+        return settled({**self.chosen, "device": device}, workers, most_workers, learners)
 
 
 Execution = Annotated[

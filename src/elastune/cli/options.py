@@ -22,15 +22,6 @@ AcrossChanges = Annotated[
         "with those after it.",
     ),
 ]
-Unchecked = Annotated[
-    bool,
-    typer.Option(
-        "--unchecked",
-        help="Do not prove in the first step that several slots train as one pass a batch: that the loss is a mean, "
-        "with the same gradient on all workers.",
-        rich_help_panel=OUTPUT,
-    ),
-]
 Json = Annotated[
     bool,
     typer.Option(

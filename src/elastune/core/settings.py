@@ -7,14 +7,14 @@ A field has the name of the keyword in Python, its type, its default, its help t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastune.core.cost import ON_DEMAND
 from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
-from elastune.core.fields import COMMON, described, setting, settle_sequences
+from elastune.core.fields import COMMON, check_types, described, setting, settle_sequences
 from elastune.core.notation import CONFIG, FACTOR_OR_OFF, LONGEST_S, NAMED, TIME
 from elastune.core.run import Config, Elastic, StartFrom, parse_renames
 from elastune.core.sync_plan import SyncChoice, SyncPlan
@@ -22,10 +22,15 @@ from elastune.core.sync_plan import SyncChoice, SyncPlan
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The base of all groups of settings: a list becomes a tuple, and one text in place of several a tuple of one."""
+    """The base of all groups of settings: a list becomes a tuple, and one text in place of several a tuple of one.
+
+    Raises:
+        UserError: For a value of another type than its field's.
+    """
 
     def __post_init__(self) -> None:
         settle_sequences(self)
+        check_types(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +51,10 @@ class ProgramSettings(Settings):
     seed: int = setting(0, "Seed for everything that is random.", panel=COMMON)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if not isinstance(self.config, Mapping | None):
+            raise UserError("config must be a dict", repr(self.config)[:100], 'such as config={"lr": 0.1}')
         object.__setattr__(self, "config", dict(self.config or {}))  # a copy; None is no config, too
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +71,18 @@ class TrainingSettings(ProgramSettings):
         "End a training as failed when its loss stays above FACTOR times the loss at its start. A loss that is not "
         "finite always fails; with off, nothing else does.",
         notation=FACTOR_OR_OFF,
+        panel="Training",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofSettings(Settings):
+    """What is proved before a training goes on."""
+
+    unchecked: bool = setting(
+        False,
+        "Do not prove in the first step that several slots train as one pass a batch: that the loss is a mean, with "
+        "the same gradient on all workers.",
         panel="Training",
     )
 

@@ -23,6 +23,7 @@ from elastune.core.settings import (
     MonitorSettings,
     OutSettings,
     PriceFileSettings,
+    ProofSettings,
     ResumeSettings,
     Settings,
     SyncSettings,
@@ -179,6 +180,7 @@ class RunSettings(
     ResumeSettings,
     OutSettings,
     MonitorSettings,
+    ProofSettings,
     TrainingSettings,
 ):
     """The settings of a run: the options of ``elastune run``, and the keywords of ``elastune.run``.

@@ -219,7 +219,7 @@ class TrainingLoop:
         """Whether the next step is the run's first, and its loss is to be proved a mean that slots may share."""
         if self._state.first_step is None or self._warming_up or self._progress.position.step or self._workers.view > 1:
             return False
-        whole = sync.replica.has_all and sync.exact and not sync.plan.in_rounds
+        whole = sync.replica.has_all and not sync.plan.in_rounds
         return whole and self._device.type == "cpu" and torch.get_num_threads() == 1
 
     def _prove(

@@ -129,7 +129,6 @@ def run(
     arguments: options.Arguments = None,
     tensorboard: options.TensorBoard = False,
     dry_run: options.DryRun = False,
-    unchecked: options.Unchecked = False,
 ) -> int:
     """Train a program once, on one or more workers.
 
@@ -139,13 +138,14 @@ def run(
     A policy is one of elastune's, one of a plug-in, or a class of FILE that inherits from elastune.Policy. With several
     policies, all are asked.
 
-    With several slots in exact mode on the CPU, the first step begins with a proof: a few passes over up to 32 samples,
-    in at most a second, show whether the loss is a mean and has the same gradient on all workers. A loss that is a sum,
-    and a gradient that depends on the worker, are refused.
+    On the CPU, with several slots, or several workers in fast mode, the first step begins with a proof. A few passes
+    over up to 32 samples, in at most a second, show whether the loss is a mean and has the same gradient on all
+    workers. A loss that is a sum, and a gradient that depends on the worker, are refused.
 
     Exit code 1: the run failed. Exit code 75: SIGTERM has ended it, or the machine is about to be taken away, as
     SIGUSR1 or another notice said; the run has written a checkpoint, and the same command with --resume goes on.
     """
+    from elastune.runtime.job.checked_programs import with_proof
     from elastune.runtime.placement import from_environment
 
     place = from_environment(os.environ)
@@ -160,7 +160,8 @@ def run(
     out = output.choose(settings.out, file, "run", resume=settings.resume)
     execution_on = _execution_settings(settings, execution_options, out)
     program = output.program(file, arguments, out, resume=settings.resume)
-    spec = _proved(_spec(settings, execution_options.mesh, place, program, out, execution_on), unchecked=unchecked)
+    spec = _spec(settings, execution_options.mesh, place, program, out, execution_on)
+    spec = with_proof(spec, unchecked=settings.unchecked)
     spot = _spot(spec) if spec.adapt.policies else None
     if place is not None:
         if spot is not None:
@@ -203,16 +204,6 @@ def _spec(
     return settings.spec(program, out, execution_on(begin), elastic)
 
 
-def _proved(spec: RunSpec, *, unchecked: bool) -> RunSpec:
-    """``spec``, with the proof that its slots train as one pass a batch, where it has several."""
-    from elastune.runtime.job.checked_programs import is_checked
-
-    if spec.execution.mode != "exact" or spec.execution.num_slots == 1:
-        return spec
-    # --resume may find nothing to go on with. Workers prove a first step alone, so others are not proved again.
-    return replace(spec, proves=not unchecked, checked=not spec.resume and is_checked(spec.program))
-
-
 def _checked(spec: RunSpec) -> tuple[bool, RunTracker]:
     """Make all checks before a worker starts. Returns whether workers may be adopted, and the progress tracker."""
     from elastune.runtime.job.resumption import accepted_changes, check_resumed, may_adopt
@@ -244,20 +235,14 @@ def _execution_settings(
     settings: RunSettings, execution_options: ExecutionOptions, out: Path
 ) -> Callable[[int], ExecutionSettings]:
     """The execution settings on a number of workers. A resumed run keeps those that change its result."""
-    from elastune.runtime.job.resumption import execution_at_start
+    from elastune.runtime.job.resumption import execution_at_start, with_recorded
 
     recorded = execution_at_start(out) if settings.resume else None
     high = settings.workers[1] if isinstance(settings.workers, tuple) else None
 
     def execution_on(workers: int) -> ExecutionSettings:
         execution = execution_options.execution(workers, high, settings.learners, local=settings.local)
-        if recorded is None or execution.mode != "exact":
-            return execution
-        kept = {"num_slots": recorded.num_slots}
-        if execution.parts.tensor and recorded.parts.tensor:
-            kept["virtual_tensor"] = recorded.virtual_tensor
-        values = execution_options.chosen
-        return execution.with_values({name: value for name, value in kept.items() if name not in values})
+        return with_recorded(execution, recorded, execution_options.chosen)
 
     return execution_on
 

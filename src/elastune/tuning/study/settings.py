@@ -20,6 +20,7 @@ from elastune.core.settings import (
     OutSettings,
     PriceFileSettings,
     PriceSettings,
+    ProofSettings,
     ResumeSettings,
     Settings,
     SyncSettings,
@@ -190,7 +191,7 @@ class StudyOwnSettings(MonitorSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonSettings(WaitSettings, ResumeSettings, TrainingSettings):
+class CommonSettings(WaitSettings, ResumeSettings, ProofSettings, TrainingSettings):
     """The settings of each training, and of the command that runs them: the same of a study and a frontier."""
 
 
