@@ -21,7 +21,7 @@ CASES = {
 }
 RANDOM_SHARE, RANDOM_RUNS, RANDOM_BEST = 0.1, 5000, 98.63
 SEARCH = "2 x 32, synchronous"
-"""Two demes of 32 that wait for their generations: his search."""
+"""Two demes of 32 that wait for their generations, as Heye's search has."""
 PRODUCT = {"random search": "1 x", "genetic + both (all)": "56 x"}
 SIZES = {"8x4x4": "128 nodes, batch x 4", "16x16x8": "2,048 nodes"}
 SHOWN = ("model + data parallel", "random + both", "genetic + both (all)")
@@ -84,8 +84,11 @@ def combined(result: Any) -> Iterator[Row]:
 
 
 def at_scale(result: Any) -> Iterator[Row]:
-    """The same by replay, at the size that was measured and at his."""
-    sizes: dict[str, Sequence[Mapping[str, Any]]] = {"as measured": result["replayed"], **result["at_scale"]}
+    """The same by replay, at the size that was measured and at Heye's."""
+    sizes: dict[str, Sequence[Mapping[str, Any]]] = {
+        "as measured": result.get("replayed", []),
+        **result.get("at_scale", {}),
+    }
     for size, rows in sizes.items():
         for row in rows:
             if row["row"] in SHOWN and row["speed_up_multiplied"] is not None and row["speed_up_simulated"]:
@@ -108,11 +111,11 @@ def _x(value: float | None) -> str:
 def do_they_multiply(result: Any) -> str:
     """The answer, from the rows that a search's luck does not reach and from those that it does."""
     rows = {row["row"]: row for row in result["combined"]}
-    if "model + data parallel" not in rows or "genetic" not in rows:
+    if not all(rows.get(name, {}).get("speed_up_multiplied") for name in ("model + data parallel", "genetic")):
         return ""
     both, luck = rows["model + data parallel"], rows["genetic"]
     last = rows.get("genetic + both (all)")
-    steps = {row["mesh"]: row["speed_up_of_steps"]["median"] for row in result["single_techniques"]}
+    steps = {row["mesh"]: row["speed_up_of_steps"]["median"] for row in result.get("single_techniques", [])}
     by_seed = both["speed_up_by_seed"]
     one, other = f"data={both['mesh'].partition('data=')[2][:1]}", f"tensor={both['mesh'].partition('tensor=')[2][:1]}"
     product, measured = both["speed_up_multiplied"], both["speed_up_measured"]

@@ -125,6 +125,22 @@ def test_a_section_names_what_is_there(section: Any) -> None:
         assert len(row.more) == len(section.our_columns)
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_result_of_few_rows_is_drawn_too(count: int) -> None:
+    """As small runs and interrupted ones have them."""
+    full = read()
+    for section in (each for each in SECTIONS if each.result and each.result != "adaptive"):
+        result = {
+            key: value[:count] if isinstance(value, list) else value for key, value in full[section.result].items()
+        }
+        assert section.title in page({**full, section.result: result})
+    combined = copy.deepcopy(full["combined"])
+    for row in combined["combined"]:
+        row["speed_up_multiplied"] = None
+    del combined["replayed"], combined["at_scale"]
+    assert "Do the speed-ups multiply?" not in page({**full, "combined": combined})
+
+
 def test_the_readme_has_the_same_counts() -> None:
     text = " ".join((ROOT / "README.md").read_text().split()).split("## What it answers")[1].split("## ")[0]
     results = read()

@@ -15,7 +15,7 @@ from elastune.core.fields import COMMON
 
 OTHERS = "Options"
 PANELS = (COMMON, OTHERS, "Search", "Training", "Execution", "Cluster", "Cost", "Measurement", "Faults", OUTPUT)
-"""The panels in the order of help. An option without a panel, which is of one command alone, is in ``OTHERS``."""
+"""The panels in the order of help. An option of one command alone is in ``OTHERS``."""
 COMMON_OPTIONS = ("--workers", "--epochs", "--set", "--seed", "--out", "--resume", "--budget")
 """The first options of the first panel, in order."""
 EXAMPLES: dict[str, tuple[str, str]] = {
@@ -90,8 +90,9 @@ class HelpCommand(TyperCommand):
                 arguments.append(record)
                 continue
             option = parameter.opts[0]
-            place = COMMON_OPTIONS.index(option) if option in COMMON_OPTIONS else len(COMMON_OPTIONS)
-            panel = getattr(parameter, "rich_help_panel", None) or OTHERS
+            common = option in COMMON_OPTIONS
+            place = COMMON_OPTIONS.index(option) if common else len(COMMON_OPTIONS)
+            panel = getattr(parameter, "rich_help_panel", None) or (COMMON if common else OTHERS)
             panels.setdefault(panel, []).append((place, record))
         if arguments:
             with formatter.section("Arguments"):
