@@ -402,7 +402,8 @@ def isolated() -> None:
         return
     if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0:
         os.environ[ISOLATED] = "1"
-        command = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, *sys.argv]
+        module = [sys.executable, "-m", "benchmarks.parallel.mechanisms", *sys.argv[1:]]
+        command = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *module]
         os.execvp(command[0], command)
 
 

@@ -210,7 +210,10 @@ def main() -> int:
     if options.full:
         print(hours(PARTS), flush=True)
     failed = measure(folder, options.full)
-    committed, again = read(RESULTS), read(folder)
+    committed = read(RESULTS)
+    again = {stem: result for stem, result in read(folder).items() if stem not in failed}
+    if not options.full:
+        print("The small size has fewer seeds and, in some parts, other data and targets: compare signs, not figures.")
     for document in DOCUMENTS:
         for section in (each for each in document.sections if each.result in again):
             print(f"{document.name}: {section.title} ({section.compared})")

@@ -45,7 +45,9 @@ def _accuracy(data: str, name: str, row: Mapping[str, Any], given: Range | None,
 
 def switched(result: Any) -> Sequence[Row]:
     """Samples a second of the policy over those of each fixed strategy, pairs of equal seed."""
-    size = result["size"]
+    size = result.get("size", {})
+    if "sync_by_size" not in size:
+        return []
     ours = size["sync_by_size"]
     rows = [
         Row("sync_by_size", ("base",), (f"{ours['whole']}",), None, _whole(ours, ours), "emulated", True),

@@ -134,6 +134,7 @@ def test_a_result_of_few_rows_is_drawn_too(count: int) -> None:
             key: value[:count] if isinstance(value, list) else value for key, value in full[section.result].items()
         }
         assert section.title in page({**full, section.result: result})
+    assert "sync_by_size" not in page({**full, "switching": {"cells": {}}}).split("### Section 6.2")[1].split("###")[0]
     combined = copy.deepcopy(full["combined"])
     for row in combined["combined"]:
         row["speed_up_multiplied"] = None
