@@ -24,6 +24,8 @@ def test_a_worker_needs_the_core_alone(core: Installed) -> None:
     done = core.run("elastune", "run", "train.py", "--workers", "2", "--set", "epochs=1", "--out", "out")
     assert done.returncode == 0, done.stderr
     assert "state   sha256" in done.stdout
+    assert "no report was written: reports need plotly" in done.stderr
+    assert "elastune[report]" in done.stderr
     assert (core.folder / "out" / "journal.jsonl").exists()
     report = core.run("elastune", "report", "out")
     assert report.returncode == 2

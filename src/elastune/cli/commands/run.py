@@ -401,14 +401,18 @@ def _print_outcome(out: Path, as_json: bool, chaos: Verdict | None = None, price
 def _write_page(out: Path) -> str | None:
     """Write the page of the run in ``out``; return its path, or None where it cannot be written."""
     from elastune.core.journal.files import read
-    from elastune.report.page import write_run_report
+    from elastune.core.plugins import missing_extra
     from elastune.runtime.job.output import JOURNAL
 
     try:
+        from elastune.report.page import write_run_report
+
         return str(write_run_report(read(out / JOURNAL), out, images=False))
     except UserError as error:
         print_error(f"no report was written: {error}")
-        return None
+    except ImportError as error:  # a run needs the core alone, its page also the extra "report"
+        print_error(f"no report was written: {missing_extra(error) or error}")
+    return None
 
 
 def _explain(failure: RunFailed, out: Path) -> int:
