@@ -8,6 +8,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from elastune.parallel.comm import (
+    process_exit as process_exit,  # early, so that its function of ``atexit`` is a late one
+)
+
 if TYPE_CHECKING:
     from elastune.adapt.policies.base import Policy as Policy
     from elastune.adapt.policies.run import Run as Run

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from elastune.cli.app import main
+from elastune.elastic.wire.transport import HOST
 from elastune.runtime.agents.credentials import make_token
 
 PROGRAM = str(Path(__file__).parents[2] / "examples" / "digits.py")
@@ -78,6 +80,41 @@ def test_agent(options: list[str], told: str, tmp_path: Path, capsys: pytest.Cap
     make_token(token)
     assert main(["agent", *options, "--token-file", str(token)]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("leaves_log", "left"), [(False, []), (True, ["worker-0.log"])])
+def test_an_agent_leaves_no_empty_folder(
+    leaves_log: bool, left: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, token = tmp_path / "temporary", tmp_path / "token"
+    folder.mkdir()
+    make_token(token)
+
+    class Served:
+        leaves = False
+
+        def __init__(self, link: object, launcher: object, logs: Path, **options: object) -> None:
+            self._logs = logs
+
+        def serve(self) -> str:
+            assert self._logs.parent == folder
+            if leaves_log:
+                (self._logs / "worker-0.log").touch()
+            return ""
+
+    for name in (HOST, "GLOO_SOCKET_IFNAME"):  # put back afterwards
+        monkeypatch.setenv(name, "before")
+    link = SimpleNamespace(socket=SimpleNamespace(getsockname=lambda: ("127.0.0.1", 1)))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("elastune.cli.commands.agent._join", lambda *_: link)
+    monkeypatch.setattr("elastune.runtime.agents.agent.Agent", Served)
+    monkeypatch.setattr(
+        "elastune.runtime.clusters.fork.ForkLauncher", lambda *_, **__: SimpleNamespace(close=lambda: None)
+    )
+    assert main(["agent", "--join", "127.0.0.1:1", "--token-file", str(token), "--workers", "1"]) == 0
+    assert [path.name for path in folder.glob("*/*")] == left
+    assert len(list(folder.iterdir())) == len(left)
 
 
 @pytest.mark.parametrize(

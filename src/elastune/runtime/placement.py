@@ -108,6 +108,18 @@ def from_environment(env: Mapping[str, str]) -> Place | None:
     return None
 
 
+def refuse_launcher(env: Mapping[str, str], what: str) -> None:
+    """Refuse ``what`` (as "a study") in a process that a launcher has started beside others: each would start it.
+
+    Raises:
+        UserError: For one of several processes of torchrun, srun or mpirun.
+    """
+    place = from_environment(env)
+    if place is not None and place.world > 1:
+        fix = "start it without torchrun, srun or mpirun, with --workers and --cluster (in Python workers=, cluster=)"
+        raise UserError(f"one process starts {what}", f"rank {place.rank} of {place.world}", fix)
+
+
 def on_this_host(env: Mapping[str, str]) -> int | None:
     """How many workers the launcher has started on this host; None if it does not report that."""
     names = ("LOCAL_WORLD_SIZE", f"{_OPEN_MPI}_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")

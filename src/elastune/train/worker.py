@@ -10,7 +10,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -26,7 +26,8 @@ from elastune.elastic.worker.group import Leave, Rewind, StaticWatch, WorkerGrou
 from elastune.elastic.worker.state_transfer import Packed
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.comm.network_probe import measure_link
-from elastune.parallel.comm.process_groups import GroupFactory, factory_for, join, rendezvous_store, stand
+from elastune.parallel.comm.process_exit import end_without_main_thread
+from elastune.parallel.comm.process_groups import GroupFactory, factory_for, rendezvous_store, static_groups
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.compiling import leave_passes, too_many_shapes
 from elastune.train.program.errors import ProgramLine, cause_of, text_of, trace_of
@@ -44,7 +45,6 @@ EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 LONGEST_S = 1800.0  # of a collective, torch's own limit on gloo
 NOTICE_S = 30.0  # what a signal usually gives
-_ALIVE: list[Session] = []  # objects with a process group live until the process ends: see process_groups.join
 _UNORDERED = re.compile(r"(\S+) does not have a deterministic implementation")
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _WANTED = re.compile(
@@ -69,7 +69,8 @@ def work(
     """Run ``spec`` as the worker at ``place``; every outcome is sent as a record. Returns the process's exit code.
 
     With a ``client`` the run is elastic, and every member sends its reports and ``RunFinished``. Without one the
-    workers meet at ``place.rendezvous`` and stay, and rank 0 sends them. A worker that fails sends ``RunFailed``.
+    workers meet at ``place.rendezvous`` and stay, and the process goes on when they have parted. Every worker sends
+    ``RunFinished``, and rank 0 the reports. A worker that fails sends ``RunFailed``.
     """
 
     process = os.getpid()
@@ -96,9 +97,9 @@ def work(
             worker.come_and_go(client, _factory(spec, place))
         else:
             longest_s = max(LONGEST_S, 2 * spec.elastic.collective_timeout_s)  # the watch must find it first
-            group = join(place, longest_s)
-            workers = WorkerGroup(group, stand(group, place, spec.execution.first_mesh))
-            worker.stay(workers, lambda why: os._exit(failed(why.stall.reason, why)))
+            with static_groups(place, spec.execution.first_mesh, longest_s) as comms:
+                workers = WorkerGroup(comms.everyone, comms)
+                worker.stay(workers, lambda why: end_without_main_thread(failed(why.stall.reason, why)))
     except UserError as error:
         return failed("user_error", error)
     except Diverged as error:
@@ -112,6 +113,9 @@ def work(
         if client is None and isinstance(error, KeyboardInterrupt):  # Ctrl-C: it came to this process itself
             raise
         return code
+    finally:
+        if client is None and os.getpid() != process:  # a child that the program forked has no part in what follows
+            os._exit(EXIT_FAILED)
     return 0
 
 
@@ -146,7 +150,6 @@ class Worker:
         if workers.size == 1:
             self._train(session, workers)
             return
-        _ALIVE.append(session)
         watch = StaticWatch(workers, rendezvous_store(), self._spec.elastic.collective_timeout_s, on_stuck)
         try:
             self._train(session, workers)
@@ -255,8 +258,6 @@ class Worker:
                 link = measure_link(workers.group, hosts)
                 if workers.rank == 0:
                     self._send(link)
-        if workers.rank != 0 and not workers.elastic:
-            return
         step_s, wait_s = session.progress.times.medians()
         self._send(
             RunFinished(
@@ -321,6 +322,22 @@ def set_up_device(execution: ExecutionSettings, place: Place) -> torch.device:
             # It helps only a program that reads memory before it writes it, and costs a write of each new tensor.
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return device
+
+
+@contextmanager
+def torch_settings_kept() -> Iterator[None]:
+    """Put back what ``set_up_device`` sets in torch, for a caller that goes on in the same process."""
+    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.backends.cudnn.benchmark = benchmark
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
 def unordered_kernel(error: BaseException) -> UserError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -149,6 +150,9 @@ def agent(
         launcher.close()
         for source in sources:
             source.close()
+        if folder is None:
+            with contextlib.suppress(OSError):  # logs are in it
+                logs.rmdir()
     if why:
         print_error(f"the controller was lost: {why}")
         return TRY_AGAIN if link.welcome.grace_s else FAILED

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +28,7 @@ from elastune.cli.output import (
 )
 from elastune.core.cost import Prices
 from elastune.core.errors import UserError
+from elastune.core.journal.records import RunFailed
 from elastune.core.mesh import Mesh
 from elastune.core.run import CommandLine, Elastic, ExecutionSettings, Place, Program, RunSpec
 from elastune.runtime.job.output import discard_refused, is_url
@@ -37,7 +37,7 @@ from elastune.runtime.settings import RunSettings, read_prices
 if TYPE_CHECKING:
     from elastune.cli.chaos import Faults, Verdict
     from elastune.cli.progress import Progress, RunTracker
-    from elastune.core.journal.records import Record, RunFailed
+    from elastune.core.journal.records import Record
     from elastune.runtime.clusters.base import Cluster
     from elastune.runtime.clusters.kind import ClusterRequest
     from elastune.runtime.job.run import Observe
@@ -290,21 +290,20 @@ def _run_local(
 
 def _run_static(
     spec: RunSpec, place: Place, as_json: bool, tensorboard: bool, prices: Prices | None, command: CommandLine
-) -> NoReturn:
-    """Be one worker; rank 0 also shows progress and prints the result. Ends the process: see ``process_groups``."""
+) -> int:
+    """Be one worker; rank 0 also shows progress and prints the result. Returns the exit code."""
     from elastune.cli.progress import Progress
     from elastune.runtime.job.run import on_device, run_here
 
     place = on_device(place, spec.execution.device, os.environ)
     if place.rank != 0:
-        code = run_here(spec, place)
-    else:
-        with Progress(_tracker(spec)) as progress, _observing(spec, progress, tensorboard) as observe:
-            run_here(spec, place, observe, command)
-        code = _print_outcome(spec.out, as_json, prices=prices)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        end = run_here(spec, place)
+        if isinstance(end, RunFailed):
+            return WRONG if end.reason == "user_error" else FAILED
+        return OK
+    with Progress(_tracker(spec)) as progress, _observing(spec, progress, tensorboard) as observe:
+        run_here(spec, place, observe, command)
+    return _print_outcome(spec.out, as_json, prices=prices)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 Only code that knows the membership forms groups; a mechanism never makes its own.
 ``form_comms`` forms the groups of a run whose workers come and go.
-In a static run another launcher has started the workers: ``join`` meets them, and ``stand`` makes the groups.
+In a static run another launcher has started the workers: ``static_groups`` forms their groups, and releases them.
 Engines of other packages know only torch's default process group; ``open_default_group`` opens it.
 """
 
@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from itertools import count
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
-from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import AXES, Axis, Mesh
@@ -28,7 +31,8 @@ from elastune.core.run import Place
 from elastune.parallel.comm.exact import host_levels, level_ranks
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group, drop
-from elastune.parallel.comm.sockets import address_of
+from elastune.parallel.comm.process_exit import keep_for_ever
+from elastune.parallel.comm.sockets import SocketRef, address_of, ends, sever, sockets
 
 Backend = Literal["gloo", "nccl"]
 
@@ -196,25 +200,120 @@ def factory_for(device: str, *, own_device: bool, interface: str, timeout_s: flo
 
 # --- static runs -----------------------------------------------------------------------------------------------------
 
+GOOD_END_S = 10.0  # for the last of the workers whose run has ended well
+BAD_END_S = 2.0  # for the others after a failure: some of them may be gone
+_runs = count()  # of this process: each meets under names of its own
+
+
+@contextmanager
+def static_groups(place: Place, mesh: Mesh, timeout_s: float = 1800.0) -> Iterator[Comms]:
+    """Form the groups of a static run, whose workers all call this, and release them when the block ends.
+
+    The workers meet at ``place.rendezvous``. After a good end their process groups are destroyed. After an exception
+    the connections are ended, so that no worker waits for this one. A process group whose peers may be gone is kept
+    for ever: its destructor would wait for operations that never end.
+
+    Args:
+        place: This worker's place.
+        mesh: How the workers are arranged.
+        timeout_s: No collective may last longer.
+
+    Raises:
+        UserError: If the mesh has more or fewer workers than the run, if the program has a process group of its own,
+            or if the host of the rendezvous is unknown.
+    """
+    process, owner = os.getpid(), not dist.is_initialized()
+    if place.world > 1 and not owner:
+        rule = "elastune makes the process group of its workers"
+        fix = "call torch.distributed.destroy_process_group() before elastune.run"
+        raise UserError(rule, "one that the program has made", fix)
+    formed: list[Group] = []
+    store = _meeting_store(place, timeout_s) if place.world > 1 else None
+    before, opened, well = sockets(), frozenset[SocketRef](), False
+    try:
+        everyone = Group() if store is None else _join(place, store, timeout_s)
+        formed.append(everyone)
+        comms = stand(everyone, place, mesh)
+        formed.extend(comms.formed)
+        opened = sockets() - before  # now: the program may open sockets of its own later
+        yield comms
+        well = True
+    finally:
+        if os.getpid() == process and owner and dist.is_initialized():  # else in a child that the program has forked
+            _leave(place, formed, opened, store, well)
+
+
+def _leave(
+    place: Place, formed: Sequence[Group], opened: Collection[SocketRef], store: Store | None, well: bool
+) -> None:
+    """Release all process groups of this process. ``opened``: the sockets that were opened while they formed."""
+    connected = _connections_of_groups(opened, place)
+    if not well:
+        sever(connected)  # so that no other worker waits for this one
+    together = store is None or _all_leave(store, place, GOOD_END_S if well else BAD_END_S)
+    pgs = list(dist.distributed_c10d._world.pg_map)
+    for group in formed:
+        group.abandon()
+    sever(connected)  # so that this worker's threads that wait for a message end
+    held = [each for group in formed for each in group._release()]
+    if not (well and together):
+        for pg in pgs:
+            keep_for_ever(pg, "its workers had not all left the run")
+    del pgs
+    ended = threading.Thread(target=_destroy, args=(held,), name="destroy groups", daemon=True)
+    ended.start()
+    ended.join(GOOD_END_S)
+    if ended.is_alive():
+        keep_for_ever(ended, "the process groups of its run did not end")
+
+
+def _destroy(held: list[object]) -> None:
+    with suppress(RuntimeError, ValueError):
+        dist.destroy_process_group()
+    held.clear()
+
+
+def _all_leave(store: Store, place: Place, limit_s: float) -> bool:
+    """Wait until every worker is about to release its groups; return False after ``limit_s`` without that."""
+    try:
+        store.set(f"elastune/leaves/{place.rank}", "")
+        store.wait([f"elastune/leaves/{rank}" for rank in range(place.world)], timedelta(seconds=limit_s))
+    except (RuntimeError, TimeoutError):  # too late, or the store is gone with its worker
+        return False
+    return True
+
+
+def _connections_of_groups(opened: Collection[SocketRef], place: Place) -> list[SocketRef]:
+    """Those of ``opened`` that are connected, except the connections of the store: other workers still need them."""
+    port = urlsplit(place.rendezvous).port if place.rendezvous.startswith("tcp://") else None
+    at_store = {port, int(os.environ.get("MASTER_PORT", 0))}
+    return [ref for ref, (own, other) in ends(opened).items() if not {own[1], other[1]} & at_store]
+
+
+def _meeting_store(place: Place, timeout_s: float) -> Store:
+    """The store in which the workers of ``place`` find each other, under names that no other run of theirs uses."""
+    _refuse_unknown_host(place.rendezvous)
+    limit = timedelta(seconds=timeout_s)
+    store, _, _ = next(dist.rendezvous(place.rendezvous, place.rank, place.world, timeout=limit))  # type: ignore[attr-defined]
+    store.set_timeout(limit)
+    return PrefixStore(f"elastune/{next(_runs)}", store)
+
 
 def join(place: Place, timeout_s: float = 1800.0) -> Group:
-    """Meet the other workers of a static run at ``place.rendezvous``; no collective may last longer than ``timeout_s``.
+    """Meet the other workers of ``place`` in a process that ends by ``os._exit``; ``static_groups`` is for others.
 
-    The process must end by ``os._exit``. A process group that is destroyed while Python holds its lock may wait for a
-    thread that waits for the lock. (Seen with gloo, whose finished collectives free tensors on a thread of their own.)
+    Nobody releases the group. No collective may last longer than ``timeout_s``. Raises ``UserError`` for an unknown
+    host.
     """
-    if place.world == 1:
-        return Group()
+    return Group() if place.world == 1 else _join(place, _meeting_store(place, timeout_s), timeout_s)
+
+
+def _join(place: Place, store: Store, timeout_s: float) -> Group:
+    """Meet the other workers in ``store``; no collective may last longer than ``timeout_s``."""
     device = torch.device(place.device)
-    _refuse_unknown_host(place.rendezvous)
     backend = backend_for(place.device, own_device=place.own_device)
-    dist.init_process_group(
-        backend,
-        init_method=place.rendezvous,
-        rank=place.rank,
-        world_size=place.world,
-        timeout=timedelta(seconds=timeout_s),
-    )
+    limit = timedelta(seconds=timeout_s)
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=limit)
     return Group(place.rank, place.world, dist.group.WORLD, backend, device)
 
 
@@ -248,7 +347,7 @@ def stand(group: Group, place: Place, mesh: Mesh) -> Comms:
 
 
 def rendezvous_store() -> Store:
-    """The store in which the workers of ``join`` found each other."""
+    """The store in which the workers of ``static_groups`` found each other."""
     store: Store = dist.distributed_c10d._get_default_store()
     return store
 
@@ -270,7 +369,8 @@ def _refuse_unknown_host(rendezvous: str) -> None:
 def open_default_group(everyone: Group) -> None:
     """Make the workers of ``everyone`` torch's default process group, with the same ranks and backend; all call this.
 
-    A static run has one already. It lasts as long as the process, which must end by ``os._exit`` (see ``join``).
+    A static run of several workers has one already. Where elastune has started the process, the group lasts as long
+    as the process.
     Rank 0 serves the store in which they meet, and sends its address over ``everyone``.
     """
     if dist.is_initialized():

@@ -267,6 +267,11 @@ class SlurmKind(ClusterKind):
                 raise UserError("steps have the resources of their allocation", value, fix)
             need("srun", "scontrol")
         else:
+            limit_s = None if self.time is None else seconds_of(self.time)
+            if limit_s is not None and limit_s <= self.notice_s:
+                fix = "raise time=, or give a smaller notice_s="
+                value = f"time={self.time}: {limit_s} s, and notice_s={self.notice_s}"
+                raise UserError("a job must last longer than the notice before its end", value, fix)
             need("sbatch", "squeue", "scancel", "sinfo")
 
     @property
@@ -383,6 +388,19 @@ class SlurmKind(ClusterKind):
             return Steps(command, nodes, folder, entry.token)
 
         return FleetSize(high, self.workers_per_node, low, self.idle_s), starter
+
+
+def seconds_of(limit: str) -> int:
+    """The seconds of a time limit of sbatch: MIN, MIN:SEC, HOURS:MIN:SEC, DAYS-HOURS, or DAYS-HOURS:MIN[:SEC]."""
+    days, dash, rest = limit.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def bounds(nodes: str | None) -> tuple[int, int] | None:

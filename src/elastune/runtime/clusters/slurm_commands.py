@@ -61,7 +61,8 @@ def ask(name: str, *arguments: str, text: str = "", limit_s: float = LIMIT_S) ->
     except subprocess.TimeoutExpired:
         raise NotStarted(f"{name} has not answered within {limit_s:g} s") from None
     if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        said = done.stderr.strip() or done.stdout.strip()  # scontrol writes what it does not know to stdout
+        lines = said.splitlines() or [f"exit code {done.returncode}"]
         raise NotStarted(f"{name}: {lines[-1].removeprefix(f'{name}: error: ')[:300]}")
     return done.stdout
 

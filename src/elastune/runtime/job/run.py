@@ -165,10 +165,13 @@ def run_job(
     return supervisor.outcome
 
 
-def run_here(spec: RunSpec, place: Place, observe: Observe | None = None, command: CommandLine | None = None) -> int:
-    """Run one worker of a run that another program has launched (torchrun, srun, mpirun).
+def run_here(
+    spec: RunSpec, place: Place, observe: Observe | None = None, command: CommandLine | None = None
+) -> RunFinished | RunFailed:
+    """Run one worker of a run that another program has launched (torchrun, srun, mpirun), in this process.
 
-    Rank 0 writes the journal; every other rank prints its failure to stderr. SIGTERM asks for a stop.
+    Rank 0 writes the journal; every other rank prints its failure to stderr. Meanwhile SIGTERM asks for a stop, if this
+    is the main thread. Afterwards the process groups are released, and settings of torch are as they were.
 
     Args:
         spec: The run.
@@ -177,38 +180,58 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None, comman
         command: The command line of the run, for the journal.
 
     Returns:
-        The exit code of this process.
+        How the run ended for this worker. Of a good end, metrics and weights are those of all workers.
 
     Raises:
         UserError: A check failed before the training.
+        KeyboardInterrupt: Ctrl-C; the failure is in the journal.
     """
-    from elastune.train.worker import work
+    from elastune.train.worker import torch_settings_kept, work
 
     stop = threading.Event()
+    ends: list[RunFinished | RunFailed] = []
 
     def asked(number: int, _: FrameType | None) -> None:
         note_end(number)
         stop.set()
 
-    signal.signal(signal.SIGTERM, asked)
     for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes)):
         plan.check_quorum(elastic=False)
     changed, spec = accepted_changes(spec), with_source(spec)
     _check(spec)
     check_resumed(spec)
-    if place.rank != 0:
-        return work(spec, place, print_failure, stop.is_set)
-    with journal_in(spec.out, spec.resume) as journal:
+    with _on_sigterm(asked), torch_settings_kept(), ExitStack() as stack:
+        journal = stack.enter_context(journal_in(spec.out, spec.resume)) if place.rank == 0 else None
 
         def keep(record: Record) -> None:
+            if isinstance(record, (RunFinished, RunFailed)):
+                ends.append(record)
+            if journal is None:
+                print_failure(record)
+                return
             journal.write(record)
             if observe is not None:
                 observe(record)
 
-        workers = {UNKNOWN: place.world}
-        for record in [*_opening(spec, LocalFiles(), command, changed), HostsHeld(workers, workers)]:
-            keep(record)
-        return work(spec, place, keep, stop.is_set)
+        if journal is not None:
+            workers = {UNKNOWN: place.world}
+            for record in [*_opening(spec, LocalFiles(), command, changed), HostsHeld(workers, workers)]:
+                keep(record)
+        work(spec, place, keep, stop.is_set)
+    return ends[-1]
+
+
+@contextmanager
+def _on_sigterm(asked: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call ``asked`` at SIGTERM while the block runs. Only the main thread can set that up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, asked)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def print_failure(record: Record) -> None:

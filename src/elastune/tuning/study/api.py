@@ -14,7 +14,7 @@ from typing import Any
 from elastune.core.errors import UserError
 from elastune.core.fields import keywords_of
 from elastune.core.journal.files import read
-from elastune.core.journal.records import RunFinished
+from elastune.core.journal.records import RunFailed, RunFinished
 from elastune.core.journal.spending import RunMoney, money
 from elastune.core.mesh_choice import settled
 from elastune.core.run import Elastic, ExecutionSettings, Place, Program, RunSpec
@@ -29,7 +29,7 @@ from elastune.runtime.job.resumption import (
     may_adopt,
     with_recorded,
 )
-from elastune.runtime.job.run import check_free, on_device, print_failure, run_here, run_job
+from elastune.runtime.job.run import JobFailed, check_free, on_device, print_failure, run_here, run_job
 from elastune.runtime.job.validation import check_adapt, spot_watch
 from elastune.runtime.placement import from_environment
 from elastune.runtime.settings import RunSettings, read_prices
@@ -73,9 +73,12 @@ def program_of(train: Train) -> Program:
     end_import()
     file = inspect.getsourcefile(train) if inspect.isfunction(train) else None
     name = getattr(train, "__qualname__", str(train))
-    if file is None or not Path(file).is_file() or "." in name or name == "<lambda>":
-        fix = "write it as a plain 'def' at the top level of a .py file"
-        raise UserError("workers must be able to import the training function", name, fix)
+    rule = "workers must be able to import the training function"
+    if "." in name or name == "<lambda>" or not inspect.isfunction(train):
+        raise UserError(rule, name, "write it as a plain 'def' at the top level of a .py file")
+    if file is None or not Path(file).is_file():
+        fix = f"write it to a file, such as train.py, and 'from train import {name}'"
+        raise UserError(rule, f"{name}, which was typed at a prompt or in a notebook", fix)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     is_script = main is not None and Path(main).resolve() == Path(file).resolve()
     return Program(Path(file), name, arguments=tuple(sys.argv[1:]) if is_script else ())
@@ -86,8 +89,8 @@ def run(train: Train, settings: RunSettings) -> RunResult:
     """Train once: run ``train(session)`` on several worker processes, and return the result.
 
     Call this function below ``if __name__ == "__main__":``, because every worker imports the file. Under torchrun or
-    srun this process is one of the workers that they started. The process then ends inside this call when its work is
-    done, and ``out`` must be one folder for all workers.
+    srun this process is one of the workers that they started, and trains inside this call. It returns on every rank,
+    and releases the process groups. ``out`` must be one folder for all workers.
 
     Args:
         train: A plain function at the top level of a file.
@@ -96,7 +99,7 @@ def run(train: Train, settings: RunSettings) -> RunResult:
 
     Returns:
         The last record of the run: its metrics, training time in seconds, and more. With a price, ``money`` is the cost
-        of the run; without one it is None.
+        of the run; without one it is None. Under torchrun or srun only rank 0 has the cost.
 
     Raises:
         UserError: For a wrong request, and for an unknown keyword.
@@ -125,9 +128,11 @@ def run(train: Train, settings: RunSettings) -> RunResult:
             check_adapt(spec.adapt, loaded, spec)
             spot = spot_watch(spec, loaded)
         if place is not None:
-            code = run_here(spec, on_device(place, spec.execution.device, os.environ), print_failure)
-            sys.stdout.flush()
-            os._exit(code)  # see comm.group.join
+            end = run_here(spec, on_device(place, spec.execution.device, os.environ), print_failure)
+            if isinstance(end, RunFailed):
+                raise JobFailed(end)
+            priced = prices if place.rank == 0 else None
+            return RunResult.of(end, None if priced is None else money(read(folder / JOURNAL), priced))
         check_free(folder, settings.resume)
         fewest = spec.elastic.low if settings.changes else spec.execution.workers
         room = CapacityRequest(folder, fewest, spec.most_workers, grace_s=settings.grace_s, adopts=adopts, spot=spot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from elastune.runtime.job.interrupts import Interrupts
 from elastune.runtime.job.output import check_out
 from elastune.runtime.job.pool import MoneyMeter, Pool
 from elastune.runtime.job.run import Observe, journal_in
+from elastune.runtime.placement import refuse_launcher
 from elastune.train.program.space import Space, corners, probe
 from elastune.tuning.search.constraint import parse_constraints
 from elastune.tuning.search.early_stopping import make_schedule
@@ -100,6 +102,7 @@ def tune(
     Raises:
         UserError: For a wrong request, a program that cannot be trained, or a folder with other content.
     """
+    refuse_launcher(os.environ, "a study")
     study = checked(request, space, cluster)
     plan, before, earlier, predicted = study.plan, study.before, study.earlier, study.predicted
     settings = plan.settings if fixed_trials is None else {**plan.settings, **_space_in(before)}

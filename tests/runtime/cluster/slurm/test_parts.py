@@ -313,6 +313,12 @@ def test_rubbish_is_no_queue(text: str) -> None:
         ("slurm:queue=x", "must have settings that it knows (got 'queue')"),
         ("slurm:agents=tasks", "agents: input should be 'jobs' or 'steps'"),
         ("slurm:agents=steps", "agents=steps needs an allocation"),
+        ("slurm:time=1:00", "longer than the notice before its end (got time=1:00: 60 s, and notice_s=120): raise"),
+        ("slurm:time=2", "longer than the notice before its end (got time=2: 120 s, and notice_s=120)"),
+        ("slurm:time=0:1:0,notice_s=60", "(got time=0:1:0: 60 s, and notice_s=60)"),
+        ("slurm:time=0-0:1,notice_s=60", "(got time=0-0:1: 60 s, and notice_s=60)"),
+        ("slurm:time=1-1,notice_s=60", "needs Slurm's commands"),
+        ("slurm:time=2:01", "needs Slurm's commands"),
         ("slurm", "needs Slurm's commands (got no sbatch on PATH)"),
     ],
 )
@@ -417,6 +423,9 @@ def test_slow_answers_and_none_are_told(programs: Path, tmp_path: Path) -> None:
     _program(programs, "squeue", "exec sleep 60")
     with pytest.raises(NotStarted, match="squeue has not answered within 0.1 s"):
         ask("squeue", limit_s=0.1)
+    _program(programs, "scontrol", "echo Partition nope not found; exit 1")
+    with pytest.raises(NotStarted, match="scontrol: Partition nope not found"):
+        ask("scontrol", "show", "partition", "nope")
     with pytest.raises(NotStarted, match="nosuch is not on PATH"):
         ask("nosuch")
     with pytest.raises(UserError, match="5 workers, 4 at most"):
