@@ -3,6 +3,8 @@
 # make test  style, types and tests
 # make soak  what make test and the smoke runs leave out: long runs under faults, all cells of wide matrices, twice as
 #            many examples of each property, the other benchmarks at their smallest
+# make sources  measures again what docs/sources.md shows, at a small size (at most 15 minutes), beside the committed
+#            figures; FULL=1: at their own size, which takes hours, and goes on where it was interrupted
 # make nightly  make bench-smoke, make test and make soak
 # make gpu   what needs a GPU: its tests and benchmark, by $(PYTHON) and the torch it has, with no network
 # make fuzz  the fuzzers of tests/fuzz with many more examples, and all properties with other ones than make test has
@@ -20,7 +22,7 @@ export OMP_NUM_THREADS ?= 1
 TEST_PROCESSES ?= 3
 SMOKES_AT_ONCE ?= 2
 
-.PHONY: run test suite gpu soak nightly fuzz lint types bench-smoke clean
+.PHONY: run test suite gpu sources soak nightly fuzz lint types bench-smoke clean
 
 run: $(VENV)/.installed
 	$(BIN)/elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.95 --budget auto
@@ -40,6 +42,7 @@ soak: $(VENV)/.installed-dev
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) -m soak
 	FUZZ=1 $(BIN)/pytest -q -n $(TEST_PROCESSES) -m "hypothesis and not soak"
 	$(RUN_SMOKES) $(LONG_SMOKES)
+	$(MAKE) --no-print-directory sources
 
 # All there is: what a night has time for.
 nightly: bench-smoke test soak
@@ -54,6 +57,9 @@ GPU_OUT ?= benchmarks/results/gpu.json
 gpu:
 	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu.gpu --tests --out $(GPU_OUT)
 
+sources: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.sources.again $(if $(FULL),--full)
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -63,9 +69,9 @@ types: $(VENV)/.installed-dev
 
 # Four benchmarks once each, at their smallest: equal bits, faults, the cost of a step, a lost worker.
 SMOKES := chaos hashes elastic overhead
-# All others, for `make soak`: tests have their pure parts, or do what they do. Those of the search need data in
-# $$ELASTUNE_DATA. The longest begin.
-LONG_SMOKES := combined prediction_here genetic_mnist switching hosts blocks reshape reshape_killed mechanisms splits levels topologies overlap bubble mesh_chaos adaptive strategies killed_studies elastic_peers monitoring slots elastic_live journal agents goodput ensembles transfer transferability planning_time gpu
+# All others, for `make soak`, but for those of `make sources`: tests have their pure parts, or do what they do. Those of
+# the search need data in $$ELASTUNE_DATA. The longest begin.
+LONG_SMOKES := hosts blocks reshape reshape_killed levels bubble mesh_chaos strategies killed_studies elastic_peers slots elastic_live journal agents goodput ensembles transfer transferability planning_time gpu
 LCBENCH := $(wildcard $(ELASTUNE_DATA)/hpo/lcbench)
 TRACES := $(and $(LCBENCH),$(wildcard $(ELASTUNE_DATA)/pollux_traces))
 SPOT := $(wildcard $(ELASTUNE_DATA)/spot_traces)

@@ -45,7 +45,7 @@ CORE_MAY = {
         "inspect",
         "itertools",
     ),
-    *("json", "math", "operator", "pathlib", "re", "struct", "time", "types", "typing"),
+    *("json", "math", "numbers", "operator", "pathlib", "re", "struct", "time", "types", "typing"),
 }
 # One file of core reads the names of installed packages, which imports of other packages would read likewise.
 PLUGINS_MAY = {"importlib", "sys"}

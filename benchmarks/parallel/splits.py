@@ -7,18 +7,21 @@ the CNN for MNIST of ``examples/split_cnn.py``, whose two largest layers hold ne
 rest is data parallel among the same workers ("one weird trick", Krizhevsky 2014).
 
     python -m benchmarks.parallel.splits [--smoke] [--out benchmarks/results/splits.json]
+
+The exit code is 1 where four workers on the fast links are not faster than one. ``--smoke`` then adds two rounds first,
+since one round of three steps on a busy machine shows little.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,35 +109,62 @@ def measured(case: str, link: str, steps: int) -> dict[str, Any]:
     return data
 
 
-def main() -> None:
+def rows_of(link: str, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """A row for each case: the median of its rounds, each over the same round of one worker."""
+    base = [statistics.median(run["step_s"]) for run in results["baseline"]]
+    rows = []
+    for case, runs in results.items():
+        medians = [statistics.median(run["step_s"]) for run in runs]
+        ratios = sorted(a / b for a, b in zip(base, medians, strict=True))
+        row = {
+            "link": link, "case": case, "workers": CASES[case][0],
+            "step_ms": round(1e3 * statistics.median(medians), 1),
+            "speedup": round(statistics.median(ratios), 2), "lowest": round(ratios[0], 2),
+            "highest": round(ratios[-1], 2), "seed_speedup": SEED.get(case),
+            "parameter_bytes_of_a_worker": runs[0]["parameter_bytes"], "flops_of_a_worker": runs[0]["flops"],
+        }  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+def not_faster(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What the table claims and these rows do not have: four workers on fast links are faster than one."""
+    return [
+        f"{row['link']} {row['case']}: {row['workers']} workers are {row['speedup']:.2f} times as fast as one"
+        for row in rows
+        if row["workers"] > 1 and row["link"] == LINKS[0] and row["speedup"] <= 1
+    ]
+
+
+def compared(link: str, rounds: int, steps: int, more: int = 0) -> list[dict[str, Any]]:
+    """All cases at ``link``; with up to ``more`` further rounds while one of them is not faster than one worker."""
+    results: dict[str, list[dict[str, Any]]] = {case: [] for case in CASES}
+    rows: list[dict[str, Any]] = []
+    for number in range(rounds + more):
+        if number >= rounds and not not_faster(rows):
+            break
+        for case in CASES:
+            results[case].append(measured(case, link, steps))
+        rows = rows_of(link, results)
+    return rows
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="few steps, one link, a few seconds")
+    parser.add_argument("--smoke", action="store_true", help="few steps, one link; exit code 1 where none is faster")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--links", nargs="+", default=LINKS)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    links, rounds, steps = (LINKS[:1], 1, 3) if args.smoke else (args.links, args.rounds, 8)
-    rows = []
+    links, rounds, steps, more = (LINKS[:1], 1, 3, 2) if args.smoke else (args.links, args.rounds, 8, 0)
+    rows: list[dict[str, Any]] = []
     for link in links:
-        results: dict[str, list[dict[str, Any]]] = {case: [] for case in CASES}
-        for _, case in itertools.product(range(rounds), CASES):
-            results[case].append(measured(case, link, steps))
-        base = [statistics.median(run["step_s"]) for run in results["baseline"]]
-        for case, runs in results.items():
-            medians = [statistics.median(run["step_s"]) for run in runs]
-            ratios = sorted(a / b for a, b in zip(base, medians, strict=True))
-            row = {
-                "link": link, "case": case, "workers": CASES[case][0],
-                "step_ms": round(1e3 * statistics.median(medians), 1),
-                "speedup": round(statistics.median(ratios), 2), "lowest": round(ratios[0], 2),
-                "highest": round(ratios[-1], 2), "seed_speedup": SEED.get(case),
-                "parameter_bytes_of_a_worker": runs[0]["parameter_bytes"], "flops_of_a_worker": runs[0]["flops"],
-            }  # fmt: skip
-            rows.append(row)
+        rows += compared(link, rounds, steps, more)
+        for row in (row for row in rows if row["link"] == link):
             print(
-                f"{link:8} {case:9} {row['step_ms']:8.1f} ms  {row['speedup']:.2f} x "
-                f"[{row['lowest']:.2f}-{row['highest']:.2f}] (seed {SEED.get(case, 'has none')})  "
+                f"{link:8} {row['case']:9} {row['step_ms']:8.1f} ms  {row['speedup']:.2f} x "
+                f"[{row['lowest']:.2f}-{row['highest']:.2f}] (seed {SEED.get(row['case'], 'has none')})  "
                 f"{row['parameter_bytes_of_a_worker'] / 1e6:.1f} MB of parameters a worker",
                 flush=True,
             )
@@ -144,7 +174,10 @@ def main() -> None:
             "emulated": f"compute paced to {FLOPS_A_SECOND:g} FLOP/s a worker, links shaped", "rows": rows,
         }  # fmt: skip
         write_result(args.out, result)
+    wrong = not_faster(rows)
+    print("\n".join(wrong) or "ok: four workers on fast links are faster than one")
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -275,7 +275,7 @@ def result(size: Size, kept: Kept, known: Table, replays: int) -> Found:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="digits, 2 hosts, 2 configurations; writes nothing")
+    parser.add_argument("--smoke", action="store_true", help="digits, 2 hosts, 2 configurations, one seed")
     parser.add_argument("--full", action="store_true", help="10 seeds, however long they take")
     parser.add_argument("--seeds", type=int, default=3, help="searches of each row, and rounds of single trainings")
     parser.add_argument("--minutes", type=float, default=60.0, help="nothing is begun that would not end by then")
@@ -284,7 +284,7 @@ def main() -> int:
     began, size = time.monotonic(), SMOKE if options.smoke else SMALL
     seeds, minutes = (10, math.inf) if options.full else (options.seeds, options.minutes)
     if options.smoke:
-        seeds, options.out = 1, None
+        seeds = 1
     settings = {
         "emulated": f"training paced to {size.flops_a_second:g} FLOP/s a worker; links of {size.gbit:g} Gbit/s",
         "batch": BATCH,

@@ -25,7 +25,7 @@ What differs from Cray's setting, so that all fits into 40 minutes on 2 cores:
     ELASTUNE_DATA=... python -m benchmarks.sources.genetic_mnist --live     # results/genetic_mnist.json
     ... --live --table benchmarks/results/genetic_mnist.json        # with the trainings of that table
     ELASTUNE_DATA=... python -m benchmarks.sources.genetic_mnist --full --workers 16  # a GPU is used where there is one
-    python -m benchmarks.sources.genetic_mnist --smoke                      # digits, 8 trainings, writes nothing
+    python -m benchmarks.sources.genetic_mnist --smoke                      # digits, 8 trainings; writes with --out
 
 Trainings are kept in ``--folder``: stopped, it goes on where it was.
 """
@@ -337,27 +337,29 @@ def run(size: Size, folder: Path, options: argparse.Namespace) -> dict[str, Any]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="digits, a few seconds; writes nothing")
+    parser.add_argument("--smoke", action="store_true", help="digits, a few seconds; writes to --out alone")
     parser.add_argument("--full", action="store_true", help="3,645 trainings of two passes, larger networks")
     parser.add_argument("--live", action="store_true", help="small searches with real trainings, too")
     parser.add_argument("--table", type=Path, help="an earlier result, whose trainings to replay")
     parser.add_argument("--seeds", type=int, default=10, help="genetic searches of each kind")
     parser.add_argument("--workers", type=int, default=2, help="trainings at a time")
     parser.add_argument("--folder", type=Path, default=Path("elastune-out/genetic_mnist"), help="keeps trainings")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, help=f"default: {RESULT.name} among the results, but for --smoke")
     options = parser.parse_args()
     try:
         if options.smoke:
             options.seeds, options.live = 2, True
             with tempfile.TemporaryDirectory() as folder:
-                run(SMOKE, Path(folder), options)
-            return 0
-        result = run(FULL if options.full else SMALL, options.folder, options)
+                result = run(SMOKE, Path(folder), options)
+        else:
+            options.out = options.out or RESULT
+            result = run(FULL if options.full else SMALL, options.folder, options)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(written({**conditions(), **result}))
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(written({**conditions(), **result}))
     return 0
 
 

@@ -1,19 +1,31 @@
-"""What ``--help`` says of ``--json``, read from a command's text, beside what is printed: all fields, both sides."""
+"""What docs/commands.md says of ``--json``, beside what is printed: all fields, both sides."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 Fields = dict[str, "tuple[bool, Fields | None]"]
 """name -> whether it may be missing, and the fields of what it holds where these are named."""
 
 
-def documented(command: Callable[..., Any], before: str = "--json: ") -> Fields:
-    """The fields of the first object after ``before`` in the text of ``command``."""
-    text = " ".join((command.__doc__ or "").split())
+PAGE = Path(__file__).parent.parent.parent / "docs" / "commands.md"
+
+
+def documented(command: Callable[..., Any] | str, before: str = "--json: ") -> Fields:
+    """The fields of the first object after ``before`` in the text on ``command``, or in a text."""
+    text = command if isinstance(command, str) else text_on(command.__name__)
+    text = " ".join(text.split())
     return _object(text[text.index(before) + len(before) :])
+
+
+def text_on(command: str) -> str:
+    """What the page says of the ``--json`` of ``command``."""
+    _, _, text = PAGE.read_text().partition(f"### `elastune {command}`\n\n```text\n")
+    assert text, f"{PAGE} has no text on elastune {command} --json"
+    return text.partition("\n```")[0]
 
 
 def _object(text: str) -> Fields:

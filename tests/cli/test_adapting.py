@@ -56,7 +56,7 @@ def test_a_policy_of_the_program_is_picked_told_and_journaled(here: Path, elastu
     result = elastune("report", "out", "--tensorboard")
     assert result.code == 0, result.err
     assert "Decisions (1)" in result.out
-    assert f"batch   {adapt['batch_verdict']}" in result.out.splitlines()
+    assert f"batch {adapt['batch_verdict']}" in " ".join(result.out.split())
     assert "batch 16 -> 32, lr 0.01 -> 0.02" in result.out
     assert "events  out/tensorboard" in result.out
     assert json.loads(elastune("report", "out", "--json").out)["adapt"] == adapt

@@ -17,13 +17,22 @@ from tests.cli.documented import documented, unlike
 from tests.support.forked import elastune as start
 
 from elastune.cli import main
-from elastune.cli.commands.run import _explain, _proved, run
+from elastune.cli.commands.run import _explain, run
 from elastune.cli.commands.search import tune
 from elastune.cli.results import result_of
 from elastune.core.journal.files import JournalWriter, read
-from elastune.core.journal.records import Reported, RunFailed, RunFinished, StudyStarted, SyncChanged, TopologyChanged
+from elastune.core.journal.records import (
+    Measured,
+    Reported,
+    RunFailed,
+    RunFinished,
+    StudyStarted,
+    SyncChanged,
+    TopologyChanged,
+)
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.job import interrupts
+from elastune.runtime.job.checked_programs import with_proof
 
 Command = Callable[..., Any]
 
@@ -70,8 +79,28 @@ def test_run_prints_one_object(finished_run: Path) -> None:
         "seed": 4,
         "config": {"lr": 0.2},
         "out": "out",
+        "report": "out/report.html",
     }
     assert len(result["sha256"]) == 64
+
+
+def test_a_run_writes_its_page_with_the_training_loss(finished_run: Path) -> None:
+    assert any(
+        isinstance(e.record, Measured) and "loss" in e.record.signals for e in read(finished_run / "journal.jsonl")
+    )
+    page = (finished_run / "report.html").read_text()
+    assert "training loss" in page
+    assert "linear.py: loss " in page
+
+
+def test_a_terminal_gets_at_most_100_columns(finished_run: Path, finished_study: Path, elastune: Command) -> None:
+    for folder in (finished_run, finished_study):
+        lines = elastune("report", folder).out.splitlines()
+        assert len(lines) > 4
+        assert max(len(line) for line in lines if str(folder.parent) not in line) <= 100
+    picked = elastune("report", finished_study, "--pick", "loss=1000").out
+    assert f"why     elastune explain {finished_study}" in picked
+    assert "batch_size=32" not in picked.partition("train ")[0], "all trials have it"
 
 
 def test_every_field_of_a_run_is_documented(finished_run: Path) -> None:
@@ -125,12 +154,13 @@ def test_interrupted_and_resumed_on_two_workers_it_is_the_same_state(elastune: C
     assert part.json["out"] == "elastune-out/linear-run-1"
     whole = elastune(*command, "--workers", "2", "--out", part.json["out"], "--resume")
     assert whole.code == 0, whole.err
-    first, memory, second, third = whole.out.splitlines()
+    first, memory, *_, second, third, page = whole.out.splitlines()
     assert "after 8 steps" in first
     assert "on 2 workers (exact)" in first
     assert memory.startswith("memory  parameters ")
     assert said_by(finished_run)["sha256"] in second
     assert "elastune-out/linear-run-1/journal.jsonl" in third
+    assert page == "report  elastune-out/linear-run-1/report.html"
 
 
 def test_torchrun_gives_the_same_state(process: Command, finished_run: Path) -> None:
@@ -286,15 +316,14 @@ def test_a_second_sigterm_asks_for_another_try(finished_run: Path, monkeypatch: 
 def test_a_first_start_with_resume_proves_its_first_step(tmp_path: Path, resume: bool) -> None:
     execution = ExecutionSettings(num_slots=4)
     spec = RunSpec(Program(tmp_path / "train.py"), tmp_path, execution=execution, resume=resume)
-    assert _proved(spec, unchecked=False).proves
-    assert not _proved(spec, unchecked=True).proves
+    assert with_proof(spec).proves
+    assert not with_proof(spec, unchecked=True).proves
 
 
-def test_help_shows_what_stands_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_a_default_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["frontier", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "[default: 1,2,4,8; beside --mesh none]" in shown
-    assert "ci: [low, high]" in shown
 
 
 def test_help_comes_at_once(here: Path) -> None:

@@ -1,4 +1,4 @@
-"""The parser of what ``--help`` says of ``--json``, and objects that need no run; others are where they are printed."""
+"""The parser of what docs/commands.md says of ``--json``, and objects that need no run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.documented import documented, unlike
+from tests.cli.documented import documented, text_on, unlike
 
 from elastune.cli.chaos import verdict
 from elastune.cli.commands.plan import plan
@@ -20,14 +20,9 @@ from elastune.core.journal.records import Entry, Measured, PolicyFailed, RunFail
 from elastune.report.adaptation import adaptation_json, gather_adaptation
 
 
-def test_the_parser_knows_what_the_help_means() -> None:
-    def command() -> None:
-        """Do.
-
-        --json: {kind: "run", a (of {all}), b: {c, d (where it is)}, e: [{f, g}] (bytes), h: {name: count}, i: [low,
-        high]}.
-        """
-
+def test_the_parser_knows_what_the_text_means() -> None:
+    command = """--json: {kind: "run", a (of {all}), b: {c, d (where it is)}, e: [{f, g}] (bytes), h: {name: count},
+        i: [low, high]}."""
     assert documented(command) == {
         "kind": (False, None),
         "a": (False, None),
@@ -46,7 +41,7 @@ def test_a_run_that_failed(tmp_path: Path) -> None:
         journal.write(RunStarted("p.py", {}, 0, {"mesh": "data=2"}))
         journal.write(failed)
     result = result_of(tmp_path).data
-    text = " ".join((run.__doc__ or "").split())
+    text = " ".join(text_on("run").split())
     objects = documented(run, "A run that fails prints ")
     named = re.findall(r"\w+", text[text.index("}}, with mode") + 8 :].split(" as above")[0].replace(" and ", " "))
     assert unlike(result, {**objects, **dict.fromkeys(named, (False, None))}) == []
@@ -63,5 +58,5 @@ def test_what_policies_and_chaos_add() -> None:
 
 @pytest.mark.parametrize("command", [run, tune, plan])
 def test_every_object_ends(command: Callable[..., Any]) -> None:
-    text = command.__doc__ or ""
+    text = text_on(command.__name__)
     assert text.count("{") == text.count("}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,21 @@ SMALL = ProgramSize(6400, 64, 2, 1.7e5, 2e3, 2e3, 0.0, 110_800, 110_800, 221_600
 
 
 @pytest.fixture
-def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_starts() -> Iterator[None]:
+    """Patched by a patch of its own: ``monkeypatch`` ends after ``elastune``, and would bring its cluster back."""
+
     def refuse(*asked: object, **also: object) -> None:
         raise AssertionError("something was started")
 
-    for name in (
-        "runtime.job.run.LocalCluster",
-        "tuning.study.run.LocalCluster",
-        "tuning.frontier.find_frontier.LocalCluster",
-    ):
-        monkeypatch.setattr(f"elastune.{name}", refuse)
-    monkeypatch.setattr("elastune.runtime.clusters.hosts.HostsKind.open", refuse)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (
+            "runtime.job.run.LocalCluster",
+            "tuning.study.run.LocalCluster",
+            "tuning.frontier.find_frontier.LocalCluster",
+            "runtime.clusters.hosts.HostsKind.open",
+        ):
+            patch.setattr(f"elastune.{name}", refuse)
+        yield
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ def test_the_example_tells_what_it_would_take(elastune: Any) -> None:
     result = elastune("simulate", EXAMPLE, *FEW, "--stopping", "asha", "--trial-workers", "1:8", "--out", "out")
     assert result.code == 0, result.err
     assert "of 16 workers in" in result.out
-    assert "the surrogate of simulated.py" in result.out
+    assert "the surrogate of simulated.py" in " ".join(result.out.split())
     assert Path("out", "report.html").exists()
     shared = ("--trial-workers", "1:8", "--allocation", "short_first:held=0.3", "--out", "other")
     assert elastune("simulate", EXAMPLE, *FEW, *shared).code == 0

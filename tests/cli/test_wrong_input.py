@@ -239,7 +239,7 @@ def test_corners_of_a_space_are_probed_before_anything_is_launched(here: Path, e
     [
         ("policy", "a policy is written NAME"),
         ("mechanism", "mechanism must be known (got '1')"),
-        ("micro_batch", "micro_batch must be at least 1, a whole number (got '1')"),
+        ("micro_batch", "micro_batch must be a whole number or None (got '1')"),
         ("mesh", "the axes of a mesh are data, shard, tensor, pipeline (got '1')"),
         ("workers", "workers must be a whole number, at least one (got '1')"),
     ],

@@ -129,11 +129,21 @@ def takes_the_first(session: Session) -> None:
             update(session, model, optimizer, x)
 
 
+def saves_by_count(session: Session) -> None:
+    model, optimizer = prepared(session)
+    for _ in session.epochs(1):
+        for i, (x,) in enumerate(session.batches(DATA, 8)):
+            update(session, model, optimizer, x)
+            if i % 2 == 0:
+                session.save()
+
+
 COUNTING: dict[Callable[[Session], None], str] = {
     breaks_by_count: r"got test_batch_loops.py:\d+: (i == 3|break)\)",
     accumulates_by_count: r"got test_batch_loops.py:\d+: \(i \+ 1\) % 4 == 0\): call it in each pass",
     stops_by_a_count_of_its_own: r"got test_batch_loops.py:\d+: steps >= 16\): count by session.batch_index",
     takes_the_first: r"got test_batch_loops.py:\d+: itertools.islice",
+    saves_by_count: r"got test_batch_loops.py:\d+: i % 2 == 0\): count by session.batch_index",
 }
 
 
@@ -144,6 +154,37 @@ def test_a_loop_that_counts_slots_is_refused_with_its_line(tmp_path: Path, progr
     with pytest.raises(UserError, match=COUNTING[program]):
         program(session)
     assert session.step == 0
+
+
+def test_files_pictures_and_loops_of_its_own_by_a_count_are_left_alone(tmp_path: Path) -> None:
+    """They touch nothing that is trained."""
+
+    class Picture:
+        def save(self, file: Path) -> None:
+            file.write_bytes(b"")
+
+        def resize(self, size: int) -> Picture:
+            return self
+
+    def program(session: Session) -> None:
+        model, optimizer = prepared(session)
+        for _ in session.epochs(1):
+            for i, (x,) in enumerate(session.batches(DATA, 8)):
+                update(session, model, optimizer, x)
+                if i % 5 == 0:
+                    Picture().resize(3).save(tmp_path / f"{i}.png")
+                    torch.save(model.state_dict(), tmp_path / f"{i}.pt")
+                    for row in x:
+                        if row.sum() > 0:
+                            break
+                    largest = next(filter(lambda value: value > 0, x.flatten()), None)
+                    assert largest is not None
+
+    session = lone_session(tmp_path / "out", execution=FOUR)
+    program(session)
+    session.finish()
+    assert session.step == 3
+    assert {each.stem for each in tmp_path.glob("*.p*")} == {"0", "5", "10"}, "of 12 slots"
 
 
 @pytest.mark.parametrize("program", [breaks_by_count, stops_by_a_count_of_its_own, takes_the_first])

@@ -289,10 +289,24 @@ def test_a_count_belongs_to_all_slots_of_a_batch(tmp_path: Path) -> None:
         session.backward(model(x).mean())
 
 
-def test_a_mean_over_nothing_is_no_loss(tmp_path: Path) -> None:
-    session, model, _, batches = begun(tmp_path, ExecutionSettings(num_slots=2))
-    x, _ = next(batches)
-    session.backward(model(x).mean(), count=0)
-    x, _ = next(batches)
-    with pytest.raises(UserError, match="count=0 in all"):
-        session.backward(model(x).mean(), count=0)
+@pytest.mark.parametrize("clamped", [False, True])
+@pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=list(EXECUTIONS))
+def test_a_global_batch_without_elements_is_a_step_of_zero_gradients(
+    tmp_path: Path, execution: Any, clamped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same on any layout, however the program divides by zero."""
+    x, y = samples().tensors
+    y[8:16] = IGNORED
+    monkeypatch.setitem(globals(), "samples", lambda: TensorDataset(x, y))
+
+    def mean(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+        count = (y != IGNORED).sum()
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=IGNORED, reduction="sum")
+        return loss / (count.clamp(min=1) if clamped else count), {"count": count}
+
+    losses, weights = trained(tmp_path, mean, execution)
+    assert losses[1] == 0.0
+    clamped = True
+    expected = plain(mean)
+    assert losses == pytest.approx(expected[0], rel=1e-6)
+    assert weights == pytest.approx(expected[1], rel=1e-6)

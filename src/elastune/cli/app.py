@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from elastune.cli.commands.agent import agent, deploy
 from elastune.cli.commands.checks import check, doctor
 from elastune.cli.commands.class_trees import classes, join, tree
+from elastune.cli.commands.folders import logs, ls, stop
 from elastune.cli.commands.init import init
 from elastune.cli.commands.plan import plan
 from elastune.cli.commands.report import explain, export, report
@@ -24,6 +25,7 @@ from elastune.cli.commands.reuse import ensemble, predict, soup, transfer
 from elastune.cli.commands.run import resume_by, run
 from elastune.cli.commands.search import frontier, tune
 from elastune.cli.commands.simulate import simulate
+from elastune.cli.help import HelpCommand
 from elastune.cli.machine import finish_copies
 from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, print_error, results_alone, stopped_code
 from elastune.cli.program_words import ProgramCommand, ResumeCommand, split
@@ -135,6 +137,9 @@ for command in (
     run,
     resume,
     check,
+    ls,
+    stop,
+    logs,
     resize,
     reshape,
     tune,
@@ -147,7 +152,7 @@ for command in (
     agent,
     deploy,
 ):
-    kind = ResumeCommand if command is resume else ProgramCommand if command in WITH_ARGUMENTS else None
+    kind = ResumeCommand if command is resume else ProgramCommand if command in WITH_ARGUMENTS else HelpCommand
     settings = MORE_OPTIONS if command is resume else None
     app.command(cls=kind, context_settings=settings)(_keep_interrupts(command))
 
@@ -186,6 +191,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except _BadUsage as error:
         message = getattr(error, "format_message", error.__str__)()
         if not message:  # no command was named: the help was shown
+            return WRONG
+        if message.startswith("Usage:"):  # likewise, by a Typer that leaves the showing to its caller
+            sys.stderr.write(f"{message}\n")
             return WRONG
         context = getattr(error, "ctx", None)
         path = getattr(context, "command_path", "elastune")

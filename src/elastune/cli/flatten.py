@@ -233,7 +233,8 @@ def _option_parameter(name: str, hint: Any, default: Any, setting: Setting) -> P
     """The parameter from which Typer makes the option of a setting."""
     notation = setting.notation
     metavar = setting.metavar or (notation.metavar if notation is not None else None) or None
-    info = typer.Option(setting.option_of(name), help=setting.help, metavar=metavar)
+    panel = setting.panel or None
+    info = typer.Option(setting.option_of(name), help=setting.help, metavar=metavar, rich_help_panel=panel)
     kinds = (get_origin(hint), *get_args(hint))
     if notation is not None and not notation.many:
         return _keyword(name, Annotated[str | None, info], None if default is MISSING else notation.write(default))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ from elastune.core import notation
 from elastune.core.errors import UserError
 from elastune.core.fields import setting
 from elastune.core.mesh import Mesh
-from elastune.core.mesh_choice import least_slots
+from elastune.core.mesh_choice import settled
 from elastune.core.run import OPEN, ExecutionSettings, Place, Program
 
 if TYPE_CHECKING:
@@ -59,19 +59,9 @@ class ExecutionOptions:
     def execution(
         self, workers: int | None, most_workers: int | None = None, learners: int = 1, *, local: bool = True
     ) -> ExecutionSettings:
-        """The execution settings, with as many slots as the training needs.
-
-        Args:
-            workers: The number of workers at the beginning.
-            most_workers: The number of workers that the training may have later.
-            learners: The number of learners; each has equally many slots.
-            local: As in ``on``.
-        """
-        execution = self.on(workers, local=local)
-        if "num_slots" in self.chosen:
-            return execution
-        least = least_slots(execution, max(execution.workers, most_workers or 0))
-        return replace(execution, num_slots=-(-least // learners) * learners)
+        """The execution settings, with as many slots as the training needs; arguments as in ``settled`` and ``on``."""
+        device = choose_device(self.chosen["device"], local=local)
+        return settled({**self.chosen, "device": device}, workers, most_workers, learners)
 
 
 Execution = Annotated[
@@ -125,20 +115,23 @@ class NoticeOptions:
         None,
         "A file that appears when this machine is about to be taken away. The command then stops in good order and "
         "exits with code 75.",
+        panel="Cluster",
     )
     notice_url: str | None = setting(
         None,
         "A URL that answers 404 until this machine is about to be taken away. It is asked again and again. The command "
         "then stops as for --notice-file.",
+        panel="Cluster",
     )
     notices: str | None = setting(
         None,
         "A cloud whose metadata service says when this machine is about to be taken away. The command then stops as "
         "for --notice-file. =URL asks another address, such as a proxy.",
         metavar="aws|google|azure[=URL]",
+        panel="Cluster",
     )
     notice_seconds: float = setting(
-        120.0, "Seconds between a notice and the machine's end, where the notice does not say."
+        120.0, "Seconds between a notice and the machine's end, where the notice does not say.", panel="Cluster"
     )
 
     def sources(self) -> list[NoticeSource]:
@@ -162,11 +155,13 @@ class FaultOptions:
         "Inject faults, for tests: kill, stop, join, leave, notice, reshape. At random with a rate per second "
         '("kill:0.05/s,stop"; 0.05/s where none is given), or once ("kill@40%" of the run, "kill@step:120").',
         metavar="FAULTS",
+        panel="Faults",
     )
     chaos_verify: bool = setting(
         False,
         "With --chaos: train again on one worker without faults, and compare. Exit code 1 where the states differ, and "
         "where no fault, or not every one with a point of its own, has happened.",
+        panel="Faults",
     )
 
     def choose(self, mode: str, place: Place | None) -> Faults:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+OUTPUT = "Output and checks"
+"""The panel of help of options that change no result."""
 File = Annotated[Path, typer.Argument(help="The program: a Python file that defines train(session).")]
 Arguments = Annotated[
     list[str] | None,
@@ -20,24 +22,29 @@ AcrossChanges = Annotated[
         "with those after it.",
     ),
 ]
-Unchecked = Annotated[
+Json = Annotated[
     bool,
     typer.Option(
-        "--unchecked",
-        help="Do not prove in the first step that several slots train as one pass a batch: that the loss is a mean, "
-        "with the same gradient on all workers.",
+        "--json",
+        help="Print one JSON object on stdout, and everything else on stderr. docs/commands.md lists its fields.",
+        rich_help_panel=OUTPUT,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and everything else on stderr.")]
 DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
         help="Check all that can be checked without a worker, print what would be started, and end. No results are "
         "written.",
+        rich_help_panel=OUTPUT,
     ),
 ]
-Data = Annotated[Path | None, typer.Option(help="Folder of the data sets, instead of $ELASTUNE_DATA.")]
+Data = Annotated[
+    Path | None, typer.Option(help="Folder of the data sets, instead of $ELASTUNE_DATA.", rich_help_panel=OUTPUT)
+]
 TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Write event files for TensorBoard into OUT/tensorboard.")
+    bool,
+    typer.Option(
+        "--tensorboard", help="Write event files for TensorBoard into OUT/tensorboard.", rich_help_panel=OUTPUT
+    ),
 ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 # Exit codes: done; a run failed; wrong input; the machine is taken away, try again (EX_TEMPFAIL); Ctrl-C.
 OK, FAILED, WRONG, TRY_AGAIN, INTERRUPTED = 0, 1, 2, 75, 130
 # TRY_AGAIN also after SIGTERM, with which batch systems and Kubernetes end a job that they start again elsewhere.
-FILE_WIDTH = 120  # columns of a table where no terminal sets them
+WIDTH = 100  # columns at most, on a wider terminal and in a file
+TOPIC_WIDTH = 8  # of "train   " before a command, or of the space in its place
+_WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")  # of a command line: quotes hold spaces together
 _RESULTS: ContextVar[int | None] = ContextVar("results", default=None)  # a descriptor of the command's stdout
 
 
@@ -58,11 +61,51 @@ def print_result(result: Result, *, as_json: bool, **more: object) -> None:
 
     from elastune.report.tables import to_rich
 
-    console = Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
+    console = Console()
+    if not console.is_terminal or console.width > WIDTH:
+        console = Console(width=WIDTH)
     for table in result.tables:
         console.print(to_rich(table, console.width))
     for line in (*result.lines, *(f"{what:<7} {value}" for what, value in more.items() if value is not None)):
-        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        for part in wrapped(line, console.width):
+            console.print(printable(part), markup=False, highlight=False, soft_wrap=True)
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """Return ``line`` in lines of at most ``width`` columns, the text below the text.
+
+    A command goes on behind a backslash, so that it can be copied as it stands. Longer words stay whole.
+    """
+    if len(line) <= width:
+        return [line]
+    topic, text = _topic(line)
+    command = text.startswith("elastune ")
+    words, end = (_with_values(_WORD.findall(text)), " \\") if command else (text.split(), "")
+    lines, row = [], topic + words[0]
+    for word in words[1:]:
+        if len(row) + 1 + len(word) + len(end) > width:
+            lines.append(row + end)
+            row = " " * len(topic) + word
+        else:
+            row += f" {word}"
+    return [*lines, row]
+
+
+def _with_values(words: Sequence[str]) -> list[str]:
+    """The words of a command, each option together with its value."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1].startswith("--") and " " not in joined[-1] and not word.startswith("--"):
+            joined[-1] += f" {word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _topic(line: str) -> tuple[str, str]:
+    """The first ``TOPIC_WIDTH`` columns of a line, if they hold a topic or space, and its text."""
+    head, text = line[:TOPIC_WIDTH], line[TOPIC_WIDTH:]
+    return (head, text) if head.endswith(" ") and text[:1].strip() and len(head.split()) <= 1 else ("", line)
 
 
 def print_json(data: Mapping[str, Any]) -> None:

@@ -6,15 +6,14 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from typer.core import TyperCommand
-
+from elastune.cli.help import HelpCommand
 from elastune.core.errors import UserError
 
 SEPARATOR = "--"
 
 
 # Typer has a context class of its own in newer versions: ``Any`` here fits both.
-class ProgramCommand(TyperCommand):
+class ProgramCommand(HelpCommand):
     """A command whose FILE may be followed by ``--`` and arguments of the program's own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -32,7 +31,7 @@ class ProgramCommand(TyperCommand):
         return rest
 
 
-class ResumeCommand(TyperCommand):
+class ResumeCommand(HelpCommand):
     """A command that hands all words that it does not know on, and keeps ``--``, which ends the options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

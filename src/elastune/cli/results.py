@@ -6,6 +6,7 @@ Commands print these results at their end, ``elastune report`` at any time. Both
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,7 +16,7 @@ from typing import Any
 
 from elastune.core.cost import Prices
 from elastune.core.errors import UserError
-from elastune.core.formatting import bandwidth, byte_count, count, duration, plain, settings_text
+from elastune.core.formatting import bandwidth, byte_count, count, duration, plain
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Entry, FrontierFound, PhasesPlanned, RunFailed, RunFinished
 from elastune.core.journal.spending import money
@@ -35,11 +36,12 @@ from elastune.report.adaptation import (
     sync_table,
     trial_batch_line,
 )
-from elastune.report.frontier import answer_lines, frontier_table, settings_table, volumes_table
+from elastune.report.document import Glance
+from elastune.report.glance import front_short_table, frontier_glance, study_glance
 from elastune.report.lines import accepted_lines
 from elastune.report.overviews import RunOverview, StudyOverview, front_trials, gather_run, gather_study, mechanism_text
 from elastune.report.plan import plan_lines
-from elastune.report.study import assets_table, front_table, subset_table, tasks_table
+from elastune.report.study import assets_table, subset_table, tasks_table
 from elastune.report.tables import Table, memory_line
 from elastune.report.worker_changes import Changes, changes_line, gather_changes, left_out_table
 from elastune.runtime.job.output import JOURNAL
@@ -248,14 +250,20 @@ def _study(overview: StudyOverview, entries: Sequence[Entry], out: Path, pick_op
         return Result(
             data, lines=(f"no trial has a result{f': {reasons}' if reasons else ''}",), stopped=data["reason"]
         )
+    best = front_trials(overview)
+    table = front_short_table(overview, best, choices)
+    glance = study_glance(overview, study, choices, table)
     lines = (
+        glance.title,
         *(f"changed {line}" for line in accepted_lines(overview.accepted)),
+        *(f"note    {text}" for text in glance.banners),
         *([f"pick    none: {plain(why_not, 400)}"] if why_not else []),
         *(line for place, each in enumerate(choices) for line in _choice_lines(study, each, place)),
         *([f"kept    {_kept_text(study)}"] if study.kept else []),
         *([_asset_line(asset)] if asset is not None else []),
+        *([_why_line(out)] if choices else []),
     )
-    tables = [front_table(overview, front_trials(overview), choices)]
+    tables = [table]
     if study.assets is not None:
         tables.append(assets_table(study.assets, None if asset is None else asset.point))
     if pick_options.subset is not None:
@@ -307,10 +315,9 @@ def _choice_lines(study: Study, choice: Picked, place: int) -> list[str]:
     first = "or      " if place else "pick    "
     return [
         f"{first}trial {trial.number} ({plain(choice.reason, 300)}): {values}",
-        *([] if place else [f"        {settings_text(trial.config)}", f"found   {_found_after(study, trial)}"]),
+        *([] if place else [f"found   {_found_after(study, trial)}"]),
         f"train   {choice.command}",
         *([f"        {choice.caveat}"] if choice.caveat else []),
-        *(f"batch   {line}" for line in (trial_batch_line(trial),) if line),
     ]
 
 
@@ -377,22 +384,27 @@ def _frontier(overview: StudyOverview, out: Path) -> Result:
         return Result(data, lines=("no frontier yet",), stopped=ending["reason"])
     phases = None if overview.phases is None else {k: v for k, v in asdict(overview.phases).items() if k != "kind"}
     data = {**asdict(frontier), "kind": "frontier", "phases": phases, **ending}
-    tables = (frontier_table(frontier), settings_table(frontier), volumes_table(frontier))
-    return Result(data, tables, (*_frontier_lines(frontier), *phase_lines(overview.phases)), stopped=ending["reason"])
+    glance = frontier_glance(frontier, overview)
+    lines = (*_frontier_lines(frontier, glance), *phase_lines(overview.phases), _why_line(out))
+    tables = (glance.table,) if glance.table is not None else ()
+    return Result(data, tables, lines, stopped=ending["reason"])
 
 
-def _frontier_lines(frontier: FrontierFound) -> tuple[str, ...]:
-    lines = [plain(frontier.answer.sentence, 2000)]
-    lines += [f"{name:<8} {line}" for name, line in answer_lines(frontier)]
-    lines += [f"{reason.weight:<8} {plain(reason.text, 2000)}" for reason in frontier.reasons]
+def _frontier_lines(frontier: FrontierFound, glance: Glance) -> tuple[str, ...]:
+    """The answer in a few lines. ``elastune explain`` has the reasons, the page all numbers."""
+    lines = [glance.title, plain(frontier.answer.sentence, 2000), *(f"note    {text}" for text in glance.banners)]
     links = [
         f"{plain(where)} {duration(link.latency_s)} a message, {bandwidth(link.seconds_per_byte)}"
         for where, link in frontier.links.items()
     ]
-    lines += [f"links    {'; '.join(links)}"] if links else []
+    lines += [f"links   {'; '.join(links)}"] if links else []
     if frontier.command:
-        lines += [f"train    {plain(frontier.command, 4000)}", f"         {plain(frontier.answer.command_note, 600)}"]
-    return tuple(line for line in lines if line)
+        lines += [f"train   {plain(frontier.command, 4000)}", f"        {plain(frontier.answer.command_note, 600)}"]
+    return tuple(line for line in lines if line.strip())
+
+
+def _why_line(out: Path) -> str:
+    return f"why     elastune explain {shlex.quote(str(out))}"
 
 
 def phase_lines(phases: PhasesPlanned | None) -> tuple[str, ...]:

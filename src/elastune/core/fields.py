@@ -8,13 +8,27 @@ the fields of a group the keywords of a function.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from functools import wraps
+from functools import cache, wraps
 from inspect import Signature, signature
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from elastune.core.errors import UserError
 
@@ -25,6 +39,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 S_co = TypeVar("S_co", covariant=True)
 _KEY = "setting"
+COMMON = "Common"
+"""The panel of help that comes first: the settings that most users need."""
 _WIDTH = 116  # of a line in a docstring
 
 
@@ -58,24 +74,36 @@ class Setting:
         option: The option's name; "": that of the field, "--trial-workers" for ``trial_workers``.
         metavar: The form of a text or a number; "": as usual for the type, or as ``notation`` has it.
         notation: How the value is written; None: as usual for the type.
+        panel: The panel of ``--help`` that has the option, such as ``COMMON``; "": that of all other options.
     """
 
     help: str
     option: str = ""
     metavar: str = ""
     notation: Notation | None = None
+    panel: str = ""
 
     def option_of(self, name: str) -> str:
         """The option of the field ``name``."""
         return self.option or f"--{name.strip('_').replace('_', '-')}"
 
 
-def described(help_text: str, option: str = "", notation: Notation | None = None, metavar: str = "") -> dict[str, Any]:
+def described(
+    help_text: str, option: str = "", notation: Notation | None = None, metavar: str = "", panel: str = ""
+) -> dict[str, Any]:
     """Return the metadata of a field that is a setting, for ``dataclasses.field``."""
-    return {_KEY: Setting(help_text, option, metavar, notation)}
+    return {_KEY: Setting(help_text, option, metavar, notation, panel)}
 
 
-def setting(default: T, help_text: str, option: str = "", notation: Notation | None = None, *, metavar: str = "") -> T:
+def setting(
+    default: T,
+    help_text: str,
+    option: str = "",
+    notation: Notation | None = None,
+    *,
+    metavar: str = "",
+    panel: str = "",
+) -> T:
     """Return a dataclass field that is a setting.
 
     Args:
@@ -84,13 +112,14 @@ def setting(default: T, help_text: str, option: str = "", notation: Notation | N
         option: As in ``Setting``.
         notation: As in ``Setting``.
         metavar: As in ``Setting``.
+        panel: As in ``Setting``.
 
     Example:
         >>> @dataclass(frozen=True, kw_only=True)
         ... class Rest:
         ...     pause_s: float = setting(60.0, "How long to rest.", "--pause", TIME)
     """
-    metadata = described(help_text, option, notation, metavar)
+    metadata = described(help_text, option, notation, metavar, panel)
     if isinstance(default, dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -121,6 +150,101 @@ def settle_sequences(settings: object) -> None:
             object.__setattr__(settings, each.name, tuple(value))
         elif isinstance(value, str | Path) and each.default == ():
             object.__setattr__(settings, each.name, (value,))
+
+
+# --- values of other types ---
+
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "a text",
+    Path: "a path",
+    NoneType: "None",
+}
+_EXAMPLES = {int: "2", float: "0.5", bool: "True", str: '"text"', Path: '"folder"', NoneType: "None"}
+
+
+def check_types(settings: Any, without: Collection[str] = ()) -> None:
+    """Refuse values whose type is not that of their field, such as ``epochs="3"``.
+
+    For ``__post_init__``. A whole number of another package becomes an ``int``. Texts of a command line were read
+    before.
+
+    Args:
+        settings: A dataclass of settings.
+        without: The names of fields that are checked elsewhere.
+
+    Raises:
+        UserError: With the name of the setting, its value, and a value that fits.
+
+    Example:
+        >>> check_types(RunSettings(epochs="3"))
+        Traceback (most recent call last):
+        elastune.core.errors.UserError: epochs must be a whole number or None (got '3'): such as epochs=2
+    """
+    for name, hint in _types(type(settings)).items():
+        value = getattr(settings, name)
+        if name in without or _fits(value, hint):
+            if isinstance(value, Integral):
+                object.__setattr__(settings, name, value if isinstance(value, bool) else int(value))
+            continue
+        kinds = _members(hint)
+        rule = f"{name} must be {' or '.join(_text_and_example(kind)[0] for kind in kinds)}"
+        example = _text_and_example(next((kind for kind in kinds if kind in _KINDS), kinds[0]))[1]
+        raise UserError(rule, repr(value)[:100], f"such as {name}={example}")
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    """The types of the settings of ``kind``, and of ``execution``; without those that only type checkers load."""
+    known: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        for name, text in vars(base).get("__annotations__", {}).items():
+            if name not in settings_of(kind) and name != "execution":
+                continue
+            alone = type("alone", (), {"__annotations__": {name: text}, "__module__": base.__module__})
+            try:
+                known[name] = get_type_hints(alone)[name]
+            except NameError:
+                continue
+    return known
+
+
+def _members(hint: Any) -> list[Any]:
+    return list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint]
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is type(value):
+        return True
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in inner)
+    if origin is Literal:  # which texts there are is checked elsewhere
+        return type(value) in map(type, inner)
+    if origin is tuple or origin is Sequence:
+        return isinstance(value, list | tuple) and all(any(_fits(each, kind) for kind in inner) for each in value)
+    if hint is int or hint is float:
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    plain = origin or hint
+    return isinstance(value, plain) if isinstance(plain, type) else True
+
+
+def _text_and_example(kind: Any) -> tuple[str, str]:
+    """What values of ``kind`` are called, and one of them."""
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if origin is Literal:
+        return _KINDS[str], f'"{inner[0]}"'
+    if origin is Sequence or origin is tuple:
+        first = _members(inner[0])[0]
+        example = _EXAMPLES[first]
+        return ("several " + _KINDS[first].removeprefix("a ") + "s", f"({example}, {example})")
+    if origin is Mapping:
+        return "a dict", '{"accuracy": "max"}'
+    return (
+        (_KINDS[kind], _EXAMPLES[kind]) if kind in _KINDS else (f"of the type {kind.__name__}", f"{kind.__name__}(...)")
+    )
 
 
 # --- the same help texts for Python ---

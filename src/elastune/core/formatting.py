@@ -6,7 +6,7 @@ All rooms format values here, so that one value looks the same in a message, a t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -163,6 +163,13 @@ def settings_text(settings: Mapping[str, Any], without: tuple[str, ...] = ()) ->
     """Return ``lr=0.05, momentum=0.9`` in the given order, without settings that are None."""
     shown = {key: value for key, value in settings.items() if key not in without and value is not None}
     return ", ".join(f"{plain(key, 40)}={value_text(value)}" for key, value in shown.items())
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the names of the settings that do not have one value in all of ``configs``, in the order of appearance."""
+    names = dict.fromkeys(name for config in configs for name in config)
+    missing = object()
+    return tuple(name for name in names if len({repr(config.get(name, missing)) for config in configs}) > 1)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log
 from types import MappingProxyType
+from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
@@ -151,6 +152,31 @@ def least_slots(execution: ExecutionSettings, most_workers: int) -> int:
         UserError: Where the mechanism divides along several axes, and no mesh says how.
     """
     return max(execution.num_slots, MeshChoice.of(execution).most_parts(max(1, most_workers)))
+
+
+def settled(
+    chosen: Mapping[str, Any], workers: int | None, most_workers: int | None = None, learners: int = 1
+) -> ExecutionSettings:
+    """Return the execution settings ``chosen`` with, where these name no number, as many slots as the training needs.
+
+    Args:
+        chosen: The values of settings by name. What is left out, others decide.
+        workers: The number of workers at the beginning; None: as ``chosen``, or those of the mesh.
+        most_workers: The number of workers that the training may have later.
+        learners: The number of learners; each has equally many slots.
+
+    Raises:
+        UserError: Where the mechanism divides along several axes, and no mesh says how.
+
+    Example:
+        >>> settled({"mode": "exact"}, workers=1, most_workers=4).num_slots
+        4
+    """
+    execution = ExecutionSettings(**{**chosen, "workers": workers or chosen.get("workers", 0)})
+    if "num_slots" in chosen:
+        return execution
+    least = least_slots(execution, max(execution.workers, most_workers or 0))
+    return replace(execution, num_slots=-(-least // learners) * learners)
 
 
 def assign_ranks(

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from elastune.core.communication import Compression, Topology
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
-from elastune.core.fields import Notation, documented, setting
+from elastune.core.fields import COMMON, Notation, check_types, documented, setting
 from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.sync_plan import MOST_STEP, SyncPlan, SyncSchedule
 
@@ -133,6 +133,7 @@ def _topology(text: str, option: str) -> Topology:
 MESH = Notation("AXIS=N,...", _mesh)
 TOPOLOGY = Notation("NAME|parents=[...]", _topology, str)
 LEAST = "least"  # of a mechanism: what the mesh needs
+WHOLE = ("num_slots", "copies", "virtual_tensor", "zero_stage", "bucket_bytes")
 OPEN = (
     "workers",
     "mechanism",
@@ -148,63 +149,77 @@ class ExecutionSettings:
 
     In ``exact`` mode only ``num_slots``, ``virtual_tensor``, ``precision`` and ``threads`` change the result.
     ``compress``, which is for ``fast`` mode, changes it, too. ``num_slots`` and ``virtual_tensor`` belong to the run,
-    and stay when workers change. An object never holds 0 or "least" for the settings in ``OPEN``: the mesh and other
-    settings have decided them.
+    and stay when workers change.
+
+    ``workers=0``, ``num_slots=0``, ``virtual_tensor=0`` and ``mechanism="least"`` are the defaults: they leave the
+    setting to the mesh and to other settings. An object holds what these have decided. The command line has no 0: leave
+    the option out.
 
     Example:
         >>> elastune.run(train, {"lr": 0.1}, execution=elastune.ExecutionSettings(mode="fast", micro_batch=64))
     """
 
-    workers: int = setting(0, "Worker processes at the beginning. 0: those of the mesh, or 1.")
+    workers: int = setting(0, "Worker processes at the beginning. 0: those of the mesh, or 1.", panel=COMMON)
     mode: Mode = setting(
         "exact",
         "exact: the same weights for any number of workers; fast: weights that are equal within rounding.",
+        panel="Execution",
     )
     mechanism: str = setting(
         LEAST,
         "How a copy of the model lies on workers: replicated, zero or sharded. Join it with tensor or pipeline to "
         "divide the layers, too, such as pipeline+zero. Or a package does it all: fsdp2, deepspeed, fairscale, "
-        "horovod. See docs/meshes.md. [default: the least that --mesh needs]",
+        "horovod. least is the least that --mesh needs. See docs/meshes.md. [default: least]",
         metavar="NAME[+NAME...]",
+        panel="Execution",
     )
     num_slots: int = setting(
         0,
         "Number of equal shares that each global batch is cut into. It shows in the result. No run has more workers "
         "than slots. [default: as many as the command allows workers, so 1 where it names none]",
         "--slots",
+        panel="Execution",
     )
-    threads: int = setting(1, "CPU threads of each worker.")
-    device: str = setting("cpu", "Where to compute: auto, cpu, cuda or cuda:N.")
-    precision: Precision = setting("fp32", "fp32, or bf16 (autocast in the forward pass).")
-    micro_batch: int | None = setting(None, "Most samples in one forward pass. [default: no limit]")
+    threads: int = setting(1, "CPU threads of each worker.", panel="Execution")
+    device: str = setting("cpu", "Where to compute: auto, cpu, cuda or cuda:N.", panel="Execution")
+    precision: Precision = setting("fp32", "fp32, or bf16 (autocast in the forward pass).", panel="Execution")
+    micro_batch: int | None = setting(None, "Most samples in one forward pass. [default: no limit]", panel="Execution")
     mesh: Mesh | None = setting(
         None,
         "Arrange the workers of a training as a grid, which also sets their number: data=2,tensor=2 has 4. Axes: data, "
         "shard, tensor, pipeline. See docs/meshes.md.",
         notation=MESH,
+        panel="Execution",
     )
     copies: int | None = setting(
-        None, "How many workers hold each part of divided state. [default: 2 where workers may change, else 1]"
+        None,
+        "How many workers hold each part of divided state. [default: 2 where workers may change, else 1]",
+        panel="Execution",
     )
     virtual_tensor: int = setting(
         0,
         "Number of blocks that mechanism tensor divides a layer into, whatever the mesh. It shows in the result. "
         f"[default: {DEFAULT_VIRTUAL_TENSOR}, or as many as workers]",
+        panel="Execution",
     )
     schedule: Schedule = setting(
-        "1f1b", "Order of passes in mechanism pipeline: 1f1b, gpipe, interleaved or zero-bubble."
+        "1f1b", "Order of passes in mechanism pipeline: 1f1b, gpipe, interleaved or zero-bubble.", panel="Execution"
     )
-    offload: bool = setting(False, "Keep optimizer state in the CPU's memory. Needs --mechanism zero or sharded.")
+    offload: bool = setting(
+        False, "Keep optimizer state in the CPU's memory. Needs --mechanism zero or sharded.", panel="Execution"
+    )
     zero_stage: int | None = setting(
         None,
         "What mechanism deepspeed or fairscale divides: 0 nothing, 1 optimizer state, 2 also gradients, 3 also "
         "parameters. fairscale has stage 2 alone. [default: 2]",
+        panel="Execution",
     )
     compress: str | None = setting(
         None,
         "Compress gradients before they are sent: bf16, fp16, int8, powersgd:rank=4 or topk:ratio=0.01. Needs --mode "
         "fast, and shows in the result. See docs/compression.md.",
         metavar="HOW",
+        panel="Execution",
     )
     topology: Topology = setting(
         Topology(),
@@ -212,10 +227,12 @@ class ExecutionSettings:
         "parents=[0,0,1,0] with the parent of each rank. :chunk_kib=N at the end sets the size of the chunks that are "
         "sent, in KiB. See docs/topologies.md.",
         notation=TOPOLOGY,
+        panel="Execution",
     )
     bucket_bytes: int | None = setting(
         None,
         "Most bytes of gradients in one message between replicated workers. [default: 16 MiB, the first 1 MiB]",
+        panel="Execution",
     )
 
     @property
@@ -238,6 +255,8 @@ class ExecutionSettings:
         )
         compression = None if self.compress is None else Compression.parse(self.compress)
         compress = None if compression is None else str(compression)
+        left_open = {each for each in OPEN if vars(self)[each] == getattr(ExecutionSettings, each)}
+        object.__setattr__(self, "_left_open", left_open)  # no field: equal settings may have been written otherwise
         settled: dict[str, Any] = {"mechanism": str(name), "workers": workers, "num_slots": slots}
         settled |= {"virtual_tensor": blocks, "compress": compress}
         if isinstance(topology := vars(self)["topology"], str):
@@ -248,7 +267,7 @@ class ExecutionSettings:
     def _check_types(self) -> None:
         """Refuse values of other types, which a program, its space or a journal may have."""
         raw = vars(self)
-        for name in ("num_slots", "copies", "virtual_tensor", "zero_stage", "bucket_bytes"):
+        for name in WHOLE:
             value = raw[name]
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise UserError(f"{name} must be a whole number", repr(value), f"for example {name}=2")
@@ -260,6 +279,19 @@ class ExecutionSettings:
         ):
             if not isinstance(raw[name], kind):
                 raise UserError(rule, repr(raw[name])[:100], fix)
+        check_types(self, without=(*WHOLE, "mesh", "topology", "mechanism", "compress"))
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The values that were given, by name: all but those of ``OPEN`` that were left out. ``replace`` gives all.
+
+        Example:
+            >>> "num_slots" in ExecutionSettings(mode="fast").chosen
+            False
+        """
+        return {
+            each.name: getattr(self, each.name) for each in fields(self) if each.name not in vars(self)["_left_open"]
+        }
 
     @property
     def parts(self) -> MechanismName:
@@ -430,6 +462,11 @@ class RunSpec:
     checked: bool = False
 
     @property
+    def shares_batches(self) -> bool:
+        """Whether several slots, or several workers in ``fast`` mode, train each global batch."""
+        return self.most_workers > 1 or (self.execution.mode == "exact" and self.execution.num_slots > 1)
+
+    @property
     def most_workers(self) -> int:
         """The most workers that the run may have at once."""
         return max(self.execution.workers, self.elastic.high or 0)
@@ -515,11 +552,14 @@ def refuse_repeated_batches(plan: SyncPlan) -> None:
 
 # The settings for the length of a training. A larger value continues it; any other change makes another training.
 
+OF_A_CALL = ("resume", "accept_changes", "out", "workers", "cluster", "token_file", "grace_s", "json")
+"""What a script's own command line may have for ``elastune.run``, such as ``--resume``. It shows in no result."""
 LENGTHS = ("epochs", "num_epochs", "max_epochs", "num_train_epochs", "max_steps")
 
 
 def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the sorted names of settings that differ, except lengths of the training that have grown.
+    """Return the sorted names of settings that differ, except lengths of the training that have grown, and what is of
+    a call and not of the training.
 
     Args:
         then: The settings at the start of the training.
@@ -529,7 +569,7 @@ def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
         >>> changed_settings({"lr": 0.1, "epochs": 2}, {"lr": 0.2, "epochs": 4})
         ['lr']
     """
-    return sorted(name for name in {*then, *now} if not _continues(name, then, now))
+    return sorted(name for name in {*then, *now} if name not in OF_A_CALL and not _continues(name, then, now))
 
 
 def grown(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

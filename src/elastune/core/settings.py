@@ -7,14 +7,14 @@ A field has the name of the keyword in Python, its type, its default, its help t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastune.core.cost import ON_DEMAND
 from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
-from elastune.core.fields import described, setting, settle_sequences
+from elastune.core.fields import COMMON, check_types, described, setting, settle_sequences
 from elastune.core.notation import CONFIG, FACTOR_OR_OFF, LONGEST_S, NAMED, TIME
 from elastune.core.run import Config, Elastic, StartFrom, parse_renames
 from elastune.core.sync_plan import SyncChoice, SyncPlan
@@ -22,10 +22,15 @@ from elastune.core.sync_plan import SyncChoice, SyncPlan
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The base of all groups of settings: a list becomes a tuple, and one text in place of several a tuple of one."""
+    """The base of all groups of settings: a list becomes a tuple, and one text in place of several a tuple of one.
+
+    Raises:
+        UserError: For a value of another type than its field's.
+    """
 
     def __post_init__(self) -> None:
         settle_sequences(self)
+        check_types(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +45,16 @@ class ProgramSettings(Settings):
             "repeated.",
             "--set",
             CONFIG,
+            panel=COMMON,
         ),
     )
-    seed: int = setting(0, "Seed for everything that is random.")
+    seed: int = setting(0, "Seed for everything that is random.", panel=COMMON)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if not isinstance(self.config, Mapping | None):
+            raise UserError("config must be a dict", repr(self.config)[:100], 'such as config={"lr": 0.1}')
         object.__setattr__(self, "config", dict(self.config or {}))  # a copy; None is no config, too
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +62,28 @@ class TrainingSettings(ProgramSettings):
     """The program's settings, how long a training is, and when it counts as failed."""
 
     epochs: int | None = setting(
-        None, "Number of epochs (passes over the data), instead of what the program passes to session.epochs."
+        None,
+        "Number of epochs (passes over the data), instead of what the program passes to session.epochs.",
+        panel=COMMON,
     )
     divergence: float | None = setting(
         FACTOR,
         "End a training as failed when its loss stays above FACTOR times the loss at its start. A loss that is not "
         "finite always fails; with off, nothing else does.",
         notation=FACTOR_OR_OFF,
+        panel="Training",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofSettings(Settings):
+    """What is proved before a training goes on."""
+
+    unchecked: bool = setting(
+        False,
+        "Do not prove in the first step that several slots train as one pass a batch: that the loss is a mean, with "
+        "the same gradient on all workers.",
+        panel="Training",
     )
 
 
@@ -73,6 +96,7 @@ class OutSettings(Settings):
         "Folder for the journal, logs and report, or a URL that fsspec can open, such as s3://bucket/run. "
         "[default: the next free elastune-out/NAME-COMMAND-N]",
         metavar="FOLDER|URL",
+        panel=COMMON,
     )
 
 
@@ -80,9 +104,13 @@ class OutSettings(Settings):
 class ResumeSettings(Settings):
     """How a command continues what its output folder holds."""
 
-    resume: bool = setting(False, "Continue what is in --out. With nothing there, start from the beginning.")
+    resume: bool = setting(
+        False, "Continue what is in --out. With nothing there, start from the beginning.", panel=COMMON
+    )
     accept_changes: bool = setting(
-        False, "With --resume: go on though the program, its space or the data have changed, and say so in the report."
+        False,
+        "With --resume: go on though the program, its space or the data have changed, and say so in the report.",
+        panel="Training",
     )
 
 
@@ -95,6 +123,7 @@ class TimeoutSettings(Settings):
         "How long workers wait for a worker that is alive but does not take part in an exchange.",
         "--collective-timeout",
         TIME,
+        panel="Cluster",
     )
 
 
@@ -108,6 +137,7 @@ class WaitSettings(TimeoutSettings):
         "[default: they do not]",
         "--grace",
         TIME,
+        panel="Cluster",
     )
 
     def __post_init__(self) -> None:
@@ -126,10 +156,12 @@ class SyncSettings(Settings):
         "local:learners=8,every=16: 8 learners take 16 steps of their own each, then become their mean. diloco, "
         "averaging, gossip, pair_averaging and parameter_server are written likewise. The strategy shows in the "
         "result; the number of workers does not. See docs/sync.md.",
+        panel="Training",
     )
     sync_schedule: str = setting(
         "",
         "Other strategies for --sync from given steps on, such as '1000=local:learners=8,every=16; 5000=allreduce'.",
+        panel="Training",
     )
 
     @property
@@ -152,14 +184,19 @@ class WeightSettings(Settings):
         "Begin with those weights that fit of a run's folder, a trial's folder or a safetensors file. See "
         "docs/transfer.md.",
         metavar="SOURCE",
+        panel="Training",
     )
     rename: Sequence[str] = setting(
         (),
         "Beginning of tensors' names in SOURCE, and what it is here: backbone.=encoder. May be repeated.",
         metavar="THERE=HERE",
+        panel="Training",
     )
     fresh: Sequence[str] = setting(
-        (), "Tensors that are not taken from SOURCE, such as 'head.*'. May be repeated.", metavar="PATTERN"
+        (),
+        "Tensors that are not taken from SOURCE, such as 'head.*'. May be repeated.",
+        metavar="PATTERN",
+        panel="Training",
     )
 
     @property
@@ -185,6 +222,7 @@ class MonitorSettings(Settings):
         'Something to measure during training, such as "noise_scale:every=10". May be repeated.',
         "--monitor",
         metavar=NAMED,
+        panel="Training",
     )
 
 
@@ -193,7 +231,7 @@ class PriceSettings(Settings):
     """The price of a worker-hour."""
 
     price_per_worker_hour: float = setting(
-        1.0, "Price of a worker-hour in dollars. At 1, a cost is the number of worker-hours.", "--price"
+        1.0, "Price of a worker-hour in dollars. At 1, a cost is the number of worker-hours.", "--price", panel="Cost"
     )
 
 
@@ -206,6 +244,7 @@ class PriceTableSettings(Settings):
         "CSV file of what a worker-hour costs on each kind of host, with the columns kind,price or time,kind,price. "
         "See docs/spot.md.",
         metavar="FILE",
+        panel="Cost",
     )
 
 
@@ -216,4 +255,5 @@ class PriceFileSettings(PriceTableSettings):
     kind: str = setting(
         ON_DEMAND,
         "With --prices: the kind, such as spot, of hosts that do not tell theirs. This machine is one of these.",
+        panel="Cost",
     )

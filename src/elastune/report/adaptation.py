@@ -425,7 +425,7 @@ def adaptation_figure(run: RunOverview, adaptation: Adaptation, history: SyncHis
         _panel("loss", _losses(run, measured)),
         _panel("samples", (*_noise_scale(measured), _batch(measured)), log=True),
         _panel("learning rate", (_steps("learning rate", measured, lambda m: m.lr, 3),)),
-        _panel("workers", (_steps("workers", measured, lambda m: float(m.workers), 1),), ticks=_counts(measured)),
+        _workers_panel(measured),
         _panel("learners' distance", distances(measured)),
         _panel("bytes a step", sent(measured), log=True),
         bands(history),
@@ -458,6 +458,11 @@ def adaptation_figure(run: RunOverview, adaptation: Adaptation, history: SyncHis
 
 def _panel(label: str, series: Sequence[Series], log: bool = False, ticks: tuple[float, ...] = ()) -> Panel:
     return Panel("", Axis(""), Axis(label, log=log, ticks=ticks), tuple(series))
+
+
+def _workers_panel(measured: Sequence[Measured]) -> Panel:
+    panel = _panel("workers", (_steps("workers", measured, lambda m: float(m.workers), 1),), ticks=_counts(measured))
+    return replace(panel, y=replace(panel.y, whole=True))
 
 
 def _counts(measured: Sequence[Measured]) -> tuple[float, ...]:

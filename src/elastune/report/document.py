@@ -13,9 +13,11 @@ from pathlib import Path
 from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write
 from elastune.report.figures import Figure
-from elastune.report.tables import Table, to_html
+from elastune.report.tables import COPY, Table, to_html
 
 REPORT = "report.html"
+MOST_WORDS = 12
+"""The most words of a title."""
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 """The page may load nothing: it holds all it needs, and texts of a journal cannot reach the network."""
 
@@ -30,11 +32,42 @@ class Note:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with tables and notes, in order. ``folded`` sections open on a click."""
+    """A heading with tables and notes, in order. All sections are folded, and open on a click, but ``open`` ones."""
 
     title: str
     parts: tuple[Table | Note, ...]
-    folded: bool = False
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One value of the answer in large type. ``beside``: other trainings and what they have in its place."""
+
+    name: str
+    value: str
+    beside: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What a reader sees first.
+
+    Attributes:
+        title: The answer, in at most ``MOST_WORDS`` words.
+        tiles: Quality, time and cost of the answer; none without an answer.
+        banners: What limits the answer, one sentence each.
+        table: The few numbers that the answer rests on, in at most five columns; None for no such table.
+    """
+
+    title: str
+    tiles: tuple[Tile, ...] = ()
+    banners: tuple[str, ...] = ()
+    table: Table | None = None
+
+    @property
+    def short_title(self) -> str:
+        """The title of the window: the answer without its time."""
+        return self.title.partition(" in ")[0]
 
 
 @dataclass(frozen=True)
@@ -43,7 +76,8 @@ class Page:
 
     Attributes:
         kind: "run", "study", "frontier" or "plan".
-        answer: The headline.
+        glance: The answer at a glance.
+        answer: The answer in one sentence, below the title; "" where the title has it all.
         state: How far the work got, in words.
         ended: Whether the work has ended.
         figures: The figures, in order.
@@ -53,6 +87,7 @@ class Page:
     """
 
     kind: str
+    glance: Glance
     answer: str
     state: str
     ended: bool
@@ -62,8 +97,16 @@ class Page:
     command_note: str = ""
 
 
-def write(page: Page, out_dir: Path) -> Path:
-    """Write ``report.html`` and one PNG for each figure into ``out_dir``. Each file appears whole or not at all.
+def few_words(text: str, most: int = MOST_WORDS) -> str:
+    """``text`` with at most ``most`` words."""
+    words = text.split()
+    return text if len(words) <= most else f"{' '.join(words[:most])}…"
+
+
+def write(page: Page, out_dir: Path, *, images: bool = True) -> Path:
+    """Write ``report.html`` and, with ``images``, one PNG for each figure into ``out_dir``.
+
+    Each file appears whole or not at all.
 
     Returns:
         The path of the page.
@@ -73,7 +116,7 @@ def write(page: Page, out_dir: Path) -> Path:
     """
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        if page.figures:
+        if page.figures and images:
             from elastune.report import matplotlib_png
 
             for figure in page.figures:
@@ -88,35 +131,59 @@ def write(page: Page, out_dir: Path) -> Path:
 
 def render(page: Page) -> str:
     """The page as HTML. Every string is escaped here or where its part is rendered."""
-    style = files("elastune.report").joinpath("page.css").read_text()
-    script = _plotly_script() if page.figures else ""
-    command = f"<div class=command>{html.escape(page.command)}</div>" if page.command else ""
-    if page.command_note and page.command:
-        command = f"<p class=note>{html.escape(page.command_note)}</p>{command}"
-    body = "\n".join([*map(_figure, page.figures), *map(_section, page.sections)])
+    plotly = _plotly_script() if page.figures else ""
+    glance = page.glance
+    lead = f"<p class=lead>{html.escape(page.answer)}</p>" if page.answer else ""
+    banners = "\n".join(f"<p class=banner>{html.escape(text)}</p>" for text in glance.banners)
+    tiles = f"<div class=tiles>{''.join(map(_tile, glance.tiles))}</div>" if glance.tiles else ""
+    table = f"<section>{_part(glance.table, '')}</section>" if glance.table is not None else ""
+    body = "\n".join([table, *map(_figure, page.figures), *map(_section, page.sections)])
     return f"""<!doctype html>
 <html lang=en>
 <head>
 <meta charset=utf-8>
 <meta http-equiv=Content-Security-Policy content="{POLICY}">
 <meta name=viewport content="width=device-width, initial-scale=1">
-<title>elastune: {html.escape(page.answer)}</title>
-<style>{style}</style>
-{script}
+<meta name=color-scheme content="light dark">
+<title>{html.escape(glance.short_title)}</title>
+<style>{_own("page.css")}</style>
+{plotly}
 </head>
 <body>
 <header>
 <p class=kind>elastune · {html.escape(page.kind)}</p>
-<h1>{html.escape(page.answer)}</h1>
+<h1>{html.escape(glance.title)}</h1>
+{lead}
 <p class="state{"" if page.ended else " open"}">{html.escape(page.state)}</p>
-{command}
+{tiles}
+{banners}
+{_command(page)}
 </header>
 <main>
 {body}
 </main>
+<script>{_own("page.js")}</script>
 </body>
 </html>
 """
+
+
+def _own(name: str) -> str:
+    return files("elastune.report").joinpath(name).read_text()
+
+
+def _tile(tile: Tile) -> str:
+    beside = "".join(f"<dt>{html.escape(what)}</dt><dd>{html.escape(value)}</dd>" for what, value in tile.beside)
+    others = f"<dl>{beside}</dl>" if beside else ""
+    name, value = html.escape(tile.name), html.escape(tile.value)
+    return f"<section class=tile><h2>{name}</h2><p class=value>{value}</p>{others}</section>"
+
+
+def _command(page: Page) -> str:
+    if not page.command:
+        return ""
+    note = f"<p class=note>{html.escape(page.command_note)}</p>" if page.command_note else ""
+    return f"{note}<div class=command><code>{html.escape(page.command)}</code>{COPY}</div>"
 
 
 def _plotly_script() -> str:
@@ -134,10 +201,8 @@ def _figure(figure: Figure) -> str:
 
 def _section(section: Section) -> str:
     parts = "\n".join(_part(part, section.title) for part in section.parts)
-    title = html.escape(section.title)
-    if section.folded:
-        return f"<section><details><summary>{title}</summary>{parts}</details></section>"
-    return f"<section><h2>{title}</h2>{parts}</section>"
+    is_open = " open" if section.open else ""
+    return f"<section><details{is_open}><summary>{html.escape(section.title)}</summary>{parts}</details></section>"
 
 
 def _part(part: Table | Note, heading: str) -> str:

@@ -33,12 +33,24 @@ FAR_OUT = 6.0
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its label with the unit, its scale, and its ticks (empty: chosen to fit); ``names`` of ticks, if any."""
+    """An axis: its label with the unit, its scale, and its ticks (empty: chosen to fit); ``names`` of ticks, if any.
+
+    ``whole``: it counts something, so that only whole numbers are ticks.
+    """
 
     label: str
     log: bool = False
     ticks: tuple[float, ...] = ()
     names: tuple[str, ...] = ()
+    whole: bool = False
+
+    def ticks_within(self, low: float, high: float) -> tuple[float, ...]:
+        """The ticks of an axis that covers [low, high]; () where a renderer chooses them."""
+        if self.ticks:
+            return self.ticks
+        if self.log:
+            return log_ticks(low, high)
+        return whole_ticks(low, high) if self.whole else ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,8 @@ class Series:
     A ``y`` of None is a point without a value (it diverged, it failed): a cross on the lower edge. ``error`` holds
     how far each reaches (below, above), shown as bars or, with ``band``, as a shaded band along the line.
     ``hollow`` points are modelled, not measured; lines that lead to one are dashed. ``labels`` show on hover,
-    ``inside`` stands within the marker. ``faint`` series stay behind the others.
+    ``inside`` stands within the marker. ``links``: the table row to which a click on each point leads. ``faint`` series
+    stay behind the others.
     """
 
     name: str
@@ -61,11 +74,12 @@ class Series:
     hollow: tuple[bool, ...] = ()
     labels: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
     faint: bool = False
     band: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("y", "error", "hollow", "labels", "inside"):
+        for name in ("y", "error", "hollow", "labels", "inside", "links"):
             length = len(getattr(self, name))
             if length != len(self.x) and (length or name == "y"):
                 raise ValueError(f"series {self.name!r} has {len(self.x)} points but {length} of {name}")
@@ -112,7 +126,7 @@ class Series:
 class Bars:
     """Lying bars of one meaning: each from ``begin`` to ``end``, of ``thickness`` around the middle ``y``.
 
-    ``labels`` show on hover.
+    ``labels`` show on hover. ``links``: the table row to which a click on each bar leads; or none.
     """
 
     name: str
@@ -122,9 +136,10 @@ class Bars:
     end: tuple[float, ...]
     thickness: tuple[float, ...]
     labels: tuple[str, ...]
+    links: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("begin", "end", "thickness", "labels"):
+        for name in ("begin", "end", "thickness", "labels", *(["links"] if self.links else [])):
             if len(getattr(self, name)) != len(self.y):
                 raise ValueError(f"bars {self.name!r} have {len(self.y)} middles but {len(getattr(self, name))} {name}")
 
@@ -268,6 +283,15 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
         return tuple(inside)
     middle = math.sqrt(low * high)
     return tuple(float(f"{value:.3g}") for value in (low * 1.02, middle, high * 0.98))
+
+
+def whole_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Whole numbers in [low, high], at most ten, at equal distances of 1, 2 or 5 times a power of ten."""
+    first, last = math.ceil(low), math.floor(high)
+    rough = max(1.0, (last - first) / 8)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = round(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough))
+    return tuple(float(tick) for tick in range(-(-first // step) * step, last + 1, step))
 
 
 def _drawable(value: float | None) -> float | None:

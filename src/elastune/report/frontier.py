@@ -428,7 +428,8 @@ def pareto_figure(frontier: FrontierFound) -> Figure:
     time, value = Axis("training time (s)", log=True), Axis(f"{quality} ({better})")
     panel = Panel("", time, value, tuple(series), _levels(frontier), within=_within(frontier))
     caption = (
-        "Numbers in the markers are worker counts. The line joins rows that no other one beats in quality and time; "
+        "Numbers in the markers are worker counts; a click on a marker leads to its row. The line joins rows that no "
+        "other one beats in quality and time; "
     )
     caption += f"on the table's front cost counts, too. {_caption(frontier)}"
     return Figure("front", f"The front: {quality} against time", (panel,), caption)
@@ -462,7 +463,7 @@ def _ring(frontier: FrontierFound, across: Literal["workers", "seconds"], what: 
     if row is None or value is None or not math.isfinite(value) or (what != "quality" and value <= 0):
         return []
     at, label = (float(getattr(row, across)),), (describe_row(row, frontier),)
-    return [Series("pick", at, (value,), palette.PICK, marker="ring", labels=label)]
+    return [Series("pick", at, (value,), palette.PICK, marker="ring", labels=label, links=_links([row], frontier))]
 
 
 def _pick_elsewhere(frontier: FrontierFound, what: What) -> list[Series]:
@@ -495,6 +496,23 @@ def shown_row(rows: Sequence[FrontierRow], frontier: FrontierFound) -> FrontierR
     return max(rows, key=lambda row: (sign * row.quality if math.isfinite(row.quality) else -math.inf, -row.seconds))
 
 
+def own_settings_row(frontier: FrontierFound) -> FrontierRow | None:
+    """The row of the program's own settings on the fewest workers; None if the frontier has none."""
+    fewest = min((row.workers for row in frontier.rows), default=0)
+    return next((row for row in frontier.rows if row.role == "naive" and row.workers == fewest), None)
+
+
+def row_anchor(row: int) -> str:
+    """The name of the row with the number ``row`` in a page's table."""
+    return f"row-{row}"
+
+
+def _links(rows: Sequence[FrontierRow], frontier: FrontierFound) -> tuple[str, ...]:
+    """The table rows to which marks of ``rows`` lead."""
+    numbers = {id(row): i for i, row in enumerate(frontier.rows)}
+    return tuple(row_anchor(numbers[id(row)]) for row in rows)
+
+
 def describe_row(row: FrontierRow, frontier: FrontierFound) -> str:
     """One row in one line, shown on hover."""
     data = "held-out data" if row.held_out else "validation data"
@@ -506,7 +524,9 @@ def describe_row(row: FrontierRow, frontier: FrontierFound) -> str:
         f"{duration(row.seconds)} ({'measured' if row.seconds_label == 'measured' else modelled(row.seconds_factor)})",
         rate(row.throughput),
     ]
-    return "; ".join([*parts, f"{row.diverged} diverged"] if row.diverged else parts)
+    parts += [f"{row.diverged} diverged"] if row.diverged else []
+    parts += [f"trial{'s' if len(row.trials) > 1 else ''} {', '.join(map(str, row.trials))}"] if row.trials else []
+    return "; ".join(parts)
 
 
 def _shown_by_workers(frontier: FrontierFound, role: str) -> list[FrontierRow]:
@@ -531,6 +551,7 @@ def _against_workers(name: str, rows: Sequence[FrontierRow], frontier: FrontierF
         error=tuple(_interval_half_widths(row, what) for row in rows),
         hollow=tuple(clocked and row.seconds_label == "modelled" for row in rows),
         labels=tuple(describe_row(row, frontier) for row in rows),
+        links=_links(rows, frontier),
     )
 
 
@@ -574,6 +595,7 @@ def _against_seconds(
         hollow=tuple(row.seconds_label == "modelled" for row in rows),
         labels=tuple(describe_row(row, frontier) for row in rows),
         inside=tuple(str(row.workers) for row in rows),
+        links=_links(rows, frontier),
     )
 
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from elastune.core.formatting import number
 from elastune.report import figures as palette
-from elastune.report.figures import Axis, Figure, Mark, Marker, Panel, Series, log_ticks
+from elastune.report.figures import Axis, Figure, Mark, Marker, Panel, Series
 
 MARKERS: dict[Marker, str] = {"circle": "o", "square": "s", "diamond": "D", "ring": "o"}
 PANEL_INCHES = (4.6, 3.7)
@@ -80,8 +80,7 @@ def _axis(ax: Axes, axis: Axis, limits: tuple[float, float], across: bool) -> tu
     if axis.log:
         (ax.set_xscale if across else ax.set_yscale)("log")
         side.set_minor_locator(NullLocator())
-    ticks = axis.ticks or (log_ticks(*limits) if axis.log else ())
-    if ticks:
+    if ticks := axis.ticks_within(*limits):
         side.set_major_locator(FixedLocator(list(ticks)))
         names = {tick: name.replace("$", r"\$") for tick, name in zip(axis.ticks, axis.names, strict=False)}
         side.set_major_formatter(FuncFormatter(lambda value, _: names.get(value, number(value))))

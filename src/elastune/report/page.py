@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from elastune.report.adaptation import (
     gather_sync,
     sync_table,
 )
-from elastune.report.document import Note, Page, Section, write
+from elastune.report.document import Glance, Note, Page, Section, few_words, write
 from elastune.report.explain import Part, explain
 from elastune.report.frontier import (
     answer_table,
@@ -37,6 +38,7 @@ from elastune.report.frontier import (
     tradeoff_figure,
     volumes_table,
 )
+from elastune.report.glance import front_short_table, frontier_glance, run_glance, study_glance
 from elastune.report.lines import accepted_lines
 from elastune.report.overviews import RunOverview, StudyOverview, TrialOverview, front_trials, gather_run, gather_study
 from elastune.report.plan import plan_page
@@ -106,13 +108,14 @@ def write_report(out: Path, *, across_changes: bool = False) -> Path:
     return _writer(entries, Path(out))(entries, Path(out))
 
 
-def write_run_report(entries: Sequence[Entry], out_dir: Path) -> Path:
-    """Write the report of the run in ``entries``; return its path."""
+def write_run_report(entries: Sequence[Entry], out_dir: Path, *, images: bool = True) -> Path:
+    """Write the report of the run in ``entries``; return its path. ``images``: also its figures as PNG files."""
     run = gather_run(entries)
     if run is None:
         raise _nothing("run", out_dir)
     adaptation = gather_adaptation(entries)
-    return write(run_page(run, gather_changes(entries), ledger(entries), adaptation, gather_sync(entries)), out_dir)
+    page = run_page(run, gather_changes(entries), ledger(entries), adaptation, gather_sync(entries))
+    return write(page, out_dir, images=images)
 
 
 def write_study_report(entries: Sequence[Entry], out_dir: Path) -> Path:
@@ -163,9 +166,7 @@ def run_page(
     on = count(workers, "worker") if isinstance(workers, int) else "its workers"
     end = run.finished
     if end:
-        metrics = ", ".join(f"{plain(key, 40)} {valued(key, value)}" for key, value in end.metrics.items())
-        after = f"in {duration(end.seconds)} and {count(end.steps, 'step')} on {count(end.workers, 'worker')}"
-        answer, state = f"{name} reached {metrics or 'its end'} {after}.", "finished"
+        answer, state = "", "finished"
     elif run.failed:
         answer = f"{name} failed on {on}: {plain(run.failed.detail, 160)}"
         state = f"failed: {run.failed.reason.replace('_', ' ')}, worker {run.failed.rank}"
@@ -187,16 +188,17 @@ def run_page(
         sections.append(Section(memory.title, (memory,)))
     reports = reports_table(run)
     if reports.rows:
-        sections.append(Section(reports.title, (reports,), folded=True))
+        sections.append(Section(reports.title, (reports,)))
     if run.failed and run.failed.log:
-        sections.append(Section("The worker's log", (Note(run.failed.log, log=True),)))
+        sections.append(Section("The worker's log", (Note(run.failed.log, log=True),), open=True))
     sections.append(Section("How it was measured", _how(run.started.context)))
-    adapted = adaptation_figure(run, adaptation, history)
+    adapted = adaptation_figure(run, adaptation, history) if adaptation.any or history.any else None
     workers_alone = None if adapted else workers_figure(run, changes)
-    figures = (adapted, curves_figure(run), workers_alone)
+    figures = (adapted, curves_figure(run, () if adapted else adaptation.measured), workers_alone)
     started = run.started
     return Page(
         kind="run",
+        glance=run_glance(run, name),
         answer=answer,
         state=state,
         ended=end is not None,
@@ -235,10 +237,10 @@ def _changes_sections(changes: Changes, seen: Ledger | None) -> list[Section]:
         sections.append(Section("Changes of workers", tuple(notes)))
     for table in (changes_table(changes), lost_workers_table(changes), left_out_table(changes)):
         if table.rows:
-            sections.append(Section(table.title, (table,), folded=True))
+            sections.append(Section(table.title, (table,)))
     if seen is not None and seen.epochs:
         parts = tuple(Note(line) for line in sample_ledger.lines(seen))
-        sections.append(Section("Ledger of samples", parts, folded=seen.exact))
+        sections.append(Section("Ledger of samples", parts, open=not seen.exact))
     return sections
 
 
@@ -261,7 +263,8 @@ def study_page(study: StudyOverview, results: Study | None = None) -> Page:
     pick = choices[0].trial.number if choices else None
     figures = [front_figure(study, best, pick), history_figure(study)]
     front_rows = front_table(study, best, choices)
-    sections = [Section(front_rows.title, (front_rows,))]
+    sections = [Section(f"{front_rows.title}, with all settings", (front_rows,))]
+    glance = study_glance(study, results, choices, front_short_table(study, best, choices))
     if results is None:
         top = _top(study, best)
         command, note = _trial_command(study, top), f"Trains the best trial by {_first(study)} again:"
@@ -285,6 +288,7 @@ def study_page(study: StudyOverview, results: Study | None = None) -> Page:
         sections += [Section("What decides the objectives", weighed)] if weighed else []
     return Page(
         kind="study",
+        glance=glance,
         answer=answer,
         state=_study_state(study),
         ended=study.finished is not None,
@@ -302,11 +306,12 @@ def _tasks_page(study: StudyOverview, results: Study) -> Page:
     parts = f"{len(done)} of {count(len(results.tasks), 'part')} of a tree of classes are trained"
     return Page(
         kind="study",
-        answer=f"{parts}. Each is a task of its own, so none is picked.",
+        glance=Glance(few_words(parts)),
+        answer="Each part is a task of its own, so none is picked.",
         state=_study_state(study),
         ended=study.finished is not None,
         figures=tuple(figure for figure in (workers_by_trial(results),) if figure),
-        sections=(Section(table.title, (table,)), *_study_sections(study)),
+        sections=(Section(table.title, (table,), open=True), *_study_sections(study)),
     )
 
 
@@ -317,8 +322,9 @@ def frontier_page(study: StudyOverview) -> Page:
         page = study_page(study)
         words = "No frontier yet: it was not finished." if study.finished is None else "No frontier was found."
         sections = page.sections if study.objectives else page.sections[1:]
-        return Page("frontier", f"{words} {page.answer}", page.state, page.ended, page.figures, sections, page.command)
-    history = history_figure(study)
+        glance = replace(page.glance, title=words.rstrip("."), tiles=())
+        return replace(page, kind="frontier", glance=glance, answer=f"{words} {page.answer}", sections=sections)
+    history, note = history_figure(study), plain(frontier.answer.command_note, 600)
     figures = [tradeoff_figure(frontier), pareto_figure(frontier)] if frontier.rows else []
     covered = volumes_table(frontier)
     earned = answer_table(frontier)
@@ -326,19 +332,20 @@ def frontier_page(study: StudyOverview) -> Page:
     why += [Section("Why", (reasons_table(frontier),))] if frontier.reasons else []
     return Page(
         kind="frontier",
+        glance=frontier_glance(frontier, study),
         answer=plain(frontier.answer.sentence, 1000),
         state=_study_state(study),
         ended=study.finished is not None,
         figures=tuple(figures + ([history] if history else [])),
         sections=(
             *why,
-            Section("The frontier", (frontier_table(frontier),)),
+            Section("The frontier, with all columns", (frontier_table(frontier),)),
             Section(covered.title, (covered,)),
             Section("Settings of the rows", (settings_table(frontier),)),
             *_study_sections(study, frontier),
         ),
         command=plain(frontier.command, 4000),
-        command_note=f"Trains the pick, {plain(frontier.answer.command_note, 600)}:",
+        command_note=f"Trains the pick{', ' if note else ''}{note}:",
     )
 
 
@@ -349,7 +356,7 @@ def _study_sections(study: StudyOverview, frontier: FrontierFound | None = None)
     if failures.rows:
         sections.insert(0, Section(failures.title, (failures,)))
     trials = trials_table(study)
-    return [*sections, Section(trials.title, (trials,), folded=True)]
+    return [*sections, Section(trials.title, (trials,))]
 
 
 def _how(

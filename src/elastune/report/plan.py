@@ -9,7 +9,7 @@ from typing import Any
 from elastune.core.formatting import byte_count, cost, count, duration, flat, number, plain
 from elastune.core.journal.records import PlanMade
 from elastune.core.plan.memory import serial_share_text
-from elastune.report.document import Note, Page, Section
+from elastune.report.document import Glance, Note, Page, Section, few_words
 from elastune.report.tables import Table
 
 PlanJson = Mapping[str, Any]
@@ -42,8 +42,9 @@ def plan_page(made: PlanMade) -> Page:
     answer = (
         f"{Path(plain(made.program)).name} on {cluster}: {count(best['width'], 'training')} at once on {best['mesh']}"
     )
+    title = few_words(f"{count(best['width'], 'training')} at once on {best['mesh']} (modelled)")
     sections = [
-        Section("Plans", (plans_table(result["plans"], price),)),
+        Section("Plans", (plans_table(result["plans"], price),), open=True),
         Section("What such a split brings (plan 1, modelled)", tuple(Note(line) for line in _brings(made))),
         Section("Where the next doubling goes", tuple(Note(line) for line in _next(result))),
         Section("From what", tuple(Note(line) for line in _basis(made))),
@@ -53,16 +54,16 @@ def plan_page(made: PlanMade) -> Page:
     request_table = Table(
         "The request", ("asked for", "value"), tuple(flat({**options, "program": made.program}).items())
     )
-    sections.append(Section("The request", (request_table,), folded=True))
+    sections.append(Section("The request", (request_table,)))
     if notes := result.get("command_notes"):
         sections.insert(1, Section("About the commands", tuple(Note(line) for line in notes)))
     if result.get("too_small"):
-        sections.insert(0, Section("Size of the model", (Note(result["too_small"]),)))
+        sections.insert(0, Section("Size of the model", (Note(result["too_small"]),), open=True))
     state = f"modelled: tuned in {_span(best)}, {cost(best['cost'], price)}"
     command, of = best["search_command"], "The search of plan 1:"
     if command is None:
         command, of = best["command"], "One training of plan 1:"
-    return Page("plan", answer, state, True, (), tuple(sections), command, of)
+    return Page("plan", Glance(title), answer, state, True, (), tuple(sections), command, of)
 
 
 def plans_table(plans: Sequence[PlanJson], price: float) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -12,12 +13,12 @@ from plotly.subplots import make_subplots
 
 from elastune.core.formatting import number
 from elastune.report import figures as palette
-from elastune.report.figures import Axis, Bars, Figure, Marker, Panel, Series, log_ticks
+from elastune.report.figures import Axis, Bars, Figure, Line, Marker, Panel, Series
 
 SYMBOLS: dict[Marker, str] = {"circle": "circle", "square": "square", "diamond": "diamond", "ring": "circle"}
 PANEL_HEIGHT_PX = 360
 STACKED_HEIGHT_PX = 190
-LEGEND_BELOW_PX = 58
+LABEL_ROOM = 0.07  # of the width: what a slanted label of a mark takes on a narrow screen
 BAND_OPACITY = 0.2
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -28,69 +29,105 @@ def script() -> str:
 
 
 def div(figure: Figure) -> str:
-    """``figure`` as an HTML fragment. Everything that came from a journal is escaped."""
-    columns = figure.columns
-    rows = math.ceil(len(figure.panels) / columns)
-    plot = make_subplots(
-        rows=rows,
-        cols=columns,
-        subplot_titles=[_escaped(panel.title) for panel in figure.panels],
-        horizontal_spacing=0.11 if columns > 1 else 0.0,
-        vertical_spacing=(0.04 if figure.stacked else 0.18) if rows > 1 else 0.0,
-        shared_xaxes=figure.stacked,
+    """``figure`` as an HTML fragment: its legend and its panels. Everything that came from a journal is escaped.
+
+    Panels stand side by side only where the page is wide enough, so each is a plot of its own; a stack, whose panels
+    share their x axis, is one plot.
+    """
+    if figure.stacked:
+        plots = [_plot(figure, figure.panels, f"figure-{figure.name}")]
+    else:
+        plots = [_plot(figure, (panel,), f"figure-{figure.name}-{i}") for i, panel in enumerate(figure.panels)]
+    titles = [""] if figure.stacked else [html.escape(panel.title) for panel in figure.panels]
+    shown = "".join(
+        f"<div class=panel>{f'<h3>{title}</h3>' if title else ''}<div class=plot>{plot}</div></div>"
+        for title, plot in zip(titles, plots, strict=True)
     )
-    named: set[str] = set()
-    for place, panel in enumerate(figure.panels):
-        _draw(plot, panel, place // columns + 1, place % columns + 1, named)
+    columns = {1: "panels", 2: "panels two"}.get(figure.columns, "panels three")
+    return f'{_legend(figure)}<div class="{columns}">{shown}</div>'
+
+
+def _plot(figure: Figure, panels: Sequence[Panel], name: str) -> str:
+    rows = len(panels)
+    plot = make_subplots(rows=rows, cols=1, vertical_spacing=0.04 if rows > 1 else 0.0, shared_xaxes=figure.stacked)
+    for place, panel in enumerate(panels):
+        _draw(plot, panel, place + 1)
     if figure.stacked:
         plot.update_xaxes(range=figure.x_range())
         _marks(plot, figure)
-    height = (STACKED_HEIGHT_PX if figure.stacked else PANEL_HEIGHT_PX) * rows
-    headroom = 65 if any(mark.label for mark in figure.marks) else 0
+    headroom = 65 if figure.stacked and any(mark.label for mark in figure.marks) else 0
     plot.update_layout(
-        height=height + 90 + headroom,
-        margin={"l": 70, "r": 25, "t": 45 + headroom, "b": 60},
+        height=(STACKED_HEIGHT_PX if figure.stacked else PANEL_HEIGHT_PX) * rows + 40 + headroom,
+        margin={"l": 62, "r": 14, "t": 14 + headroom, "b": 52},
         template="none",
         barmode="overlay",
-        paper_bgcolor="white",
-        plot_bgcolor="white",
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
         font={"family": FONT, "color": palette.INK, "size": 13},
-        showlegend=figure.needs_legend,
-        legend={"orientation": "h", "yanchor": "top", "y": -LEGEND_BELOW_PX / height, "x": 0.5, "xanchor": "center"},
+        showlegend=False,
         hoverlabel={"bgcolor": "white", "font": {"color": palette.INK}},
     )
+    config = {"displayModeBar": False, "responsive": True}
+    return str(plot.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=config))
+
+
+def _legend(figure: Figure) -> str:
+    """The names of series, levels and bars, each with its mark, if any panel has several; it wraps as text does."""
+    if not figure.needs_legend and not figure.has_hollow:
+        return ""
+    keys: dict[str, str] = {}
+    for panel in figure.panels:
+        for series in panel.series:
+            if series.x:
+                keys.setdefault(series.name, _key(series.color, series.line, series.marker))
+        for bars in panel.bars:
+            keys.setdefault(bars.name, f'<rect x="5" y="2" width="18" height="10" fill="{bars.color}"/>')
+        for level in panel.levels:
+            keys.setdefault(level.name, _key(palette.INK, "dotted", None))
     if figure.has_hollow:
-        plot.add_trace(_hollow_key(), row=1, col=1)
-    config = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d"]}
-    return str(plot.to_html(full_html=False, include_plotlyjs=False, div_id=f"figure-{figure.name}", config=config))
+        dashed = f'<path d="M0 7H28" stroke="{palette.QUIET}" stroke-width="2" stroke-dasharray="4 3"/>'
+        ring = f'<circle cx="14" cy="7" r="4.5" fill="white" stroke="{palette.QUIET}" stroke-width="2"/>'
+        keys["hollow, dashed: modelled time"] = dashed + ring
+    entries = "".join(
+        f'<li><svg viewBox="0 0 28 14" aria-hidden="true">{key}</svg>{_escaped(name)}</li>'
+        for name, key in keys.items()
+    )
+    return f"<ul class=legend>{entries}</ul>"
 
 
-def _draw(plot: go.Figure, panel: Panel, row: int, col: int, named: set[str]) -> None:
+def _key(color: str, line: Line | None, marker: Marker | None) -> str:
+    """The mark of a series in a legend, as SVG."""
+    dashes = ' stroke-dasharray="2 3"' if line == "dotted" else ""
+    drawn = f'<path d="M0 7H28" stroke="{color}" stroke-width="2"{dashes}/>' if line else ""
+    shapes: dict[Marker, str] = {
+        "circle": f'<circle cx="14" cy="7" r="5" fill="{color}"/>',
+        "square": f'<rect x="9.5" y="2.5" width="9" height="9" fill="{color}"/>',
+        "diamond": f'<path d="M14 1L20 7L14 13L8 7Z" fill="{color}"/>',
+        "ring": f'<circle cx="14" cy="7" r="5" fill="none" stroke="{color}" stroke-width="2.5"/>',
+    }
+    return drawn + (shapes[marker] if marker else "")
+
+
+def _draw(plot: go.Figure, panel: Panel, row: int) -> None:
     for series in panel.series:
-        if not series.x:
-            continue
-        for trace in _traces(series, panel, show=series.name not in named):
-            plot.add_trace(trace, row=row, col=col)
-        named.add(series.name)
+        for trace in _traces(series, panel) if series.x else ():
+            plot.add_trace(trace, row=row, col=1)
     for bars in panel.bars:
-        plot.add_trace(_bars(bars, show=bars.name not in named), row=row, col=col)
-        named.add(bars.name)
+        plot.add_trace(_bars(bars), row=row, col=1)
     for level in panel.levels:
         line = {"color": palette.INK, "width": 1, "dash": "dot"}
         ends = list(panel.x_range())
-        legend = {"name": _escaped(level.name), "legendgroup": level.name, "showlegend": level.name not in named}
-        trace = go.Scatter(x=ends, y=[level.y] * 2, mode="lines", line=line, hoverinfo="skip", **legend)
-        plot.add_trace(trace, row=row, col=col)
-        named.add(level.name)
-    plot.update_xaxes(_axis(panel.x, panel.x_range()), row=row, col=col)
-    plot.update_yaxes(_axis(panel.y, panel.y_range()), row=row, col=col)
+        trace = go.Scatter(
+            x=ends, y=[level.y] * 2, mode="lines", line=line, hoverinfo="skip", name=_escaped(level.name)
+        )
+        plot.add_trace(trace, row=row, col=1)
+    plot.update_xaxes(_axis(panel.x, panel.x_range()), row=row, col=1)
+    plot.update_yaxes(_axis(panel.y, panel.y_range()), row=row, col=1)
 
 
-def _bars(bars: Bars, show: bool) -> go.Bar:
+def _bars(bars: Bars) -> go.Bar:
     return go.Bar(
         name=_escaped(bars.name),
-        legendgroup=bars.name,
-        showlegend=show,
         orientation="h",
         y=list(bars.y),
         base=list(bars.begin),
@@ -100,12 +137,13 @@ def _bars(bars: Bars, show: bool) -> go.Bar:
         hovertext=["<br>".join(map(_escaped, label.split("; "))) for label in bars.labels],
         hoverinfo="text",
         textposition="none",
+        customdata=list(bars.links) or None,
     )
 
 
-def _traces(series: Series, panel: Panel, show: bool) -> list[go.Scatter]:
-    """The band, the line's pieces, the points, the crosses; the points (else the line) stand in the legend."""
-    shared: dict[str, Any] = {"name": _escaped(series.name), "legendgroup": series.name, "showlegend": False}
+def _traces(series: Series, panel: Panel) -> list[go.Scatter]:
+    """The band, the line's pieces, the points, the crosses, and the points beyond the axis at its edge."""
+    shared: dict[str, Any] = {"name": _escaped(series.name)}
     lines = _lines(series, shared)
     beyond = series.beyond(panel)
     valued = [i for i, y in enumerate(series.y) if y is not None and i not in beyond]
@@ -114,18 +152,19 @@ def _traces(series: Series, panel: Panel, show: bool) -> list[go.Scatter]:
     crosses = [_crosses(series, missing, panel.floor(), shared)] if missing else []
     outside = [_outside(series, beyond, panel, shared)] if beyond and series.marker else []
     band = [_band(series, panel.y_range()[0], shared)] if series.band else []
-    for speaker in (*points, *lines, *crosses, *outside)[:1]:
-        speaker.showlegend = show
     return [*band, *lines, *points, *crosses, *outside]
 
 
 def _marks(plot: go.Figure, figure: Figure) -> None:
-    """Lines through the whole stack; at their heads labels, and a point each to hover over."""
+    """Lines through the whole stack; at their heads a point each to hover over, and labels that do not overlap."""
+    low, high = figure.x_range()
+    free_from = low
     for mark in figure.marks:
         color = palette.BEFORE if mark.strange else palette.QUIET
         line = {"color": color, "width": 1, "dash": "dot" if mark.strange else "solid"}
         plot.add_shape(type="line", xref="x", yref="paper", x0=mark.x, x1=mark.x, y0=0, y1=1, line=line, layer="below")
-        if mark.label:
+        if mark.label and mark.x >= free_from:
+            free_from = mark.x + LABEL_ROOM * (high - low)
             at = {
                 "x": mark.x,
                 "xref": "x",
@@ -149,7 +188,6 @@ def _marks(plot: go.Figure, figure: Figure) -> None:
             hovertext=["<br>".join(map(_escaped, mark.detail.split("; "))) for mark in figure.marks],
             hoverinfo="text",
             cliponaxis=False,
-            showlegend=False,
         )
         plot.add_trace(heads, row=1, col=1)
 
@@ -185,6 +223,7 @@ def _outside(series: Series, beyond: dict[int, int], panel: Panel, shared: dict[
         },
         hovertext=_hover(series, points),
         hoverinfo="text",
+        customdata=[series.links[i] for i in points] if series.links else None,
         **shared,
     )
 
@@ -197,6 +236,7 @@ def _crosses(series: Series, points: list[int], floor: float, shared: dict[str, 
         marker={"symbol": "x-thin", "size": 9, "line": {"width": 2, "color": series.color}},
         hovertext=_hover(series, points),
         hoverinfo="text",
+        customdata=[series.links[i] for i in points] if series.links else None,
         **shared,
     )
 
@@ -263,6 +303,7 @@ def _points(series: Series, shape: Marker, points: list[int], shared: dict[str, 
         },
         hovertext=_hover(series, points),
         hoverinfo="text",
+        customdata=[series.links[i] for i in points] if series.links else None,
         **shared,
     )
 
@@ -277,17 +318,6 @@ def _escaped(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def _hollow_key() -> go.Scatter:
-    return go.Scatter(
-        x=[None],
-        y=[None],
-        mode="lines+markers",
-        name="hollow, dashed: modelled time",
-        line={"color": palette.QUIET, "dash": "dash"},
-        marker={"color": "white", "size": 9, "line": {"width": 2, "color": palette.QUIET}},
-    )
-
-
 def _axis(axis: Axis, limits: tuple[float, float]) -> dict[str, Any]:
     low, high = (math.log10(limits[0]), math.log10(limits[1])) if axis.log else limits
     drawn: dict[str, Any] = {
@@ -300,10 +330,10 @@ def _axis(axis: Axis, limits: tuple[float, float]) -> dict[str, Any]:
         "zeroline": False,
         "ticks": "outside",
         "tickcolor": palette.QUIET,
-        "automargin": bool(axis.names),
+        "automargin": True,
+        "tickangle": 0,
     }
-    ticks = axis.ticks or (log_ticks(*limits) if axis.log else ())
-    if ticks:
+    if ticks := axis.ticks_within(*limits):
         texts = [_escaped(name) for name in axis.names] or [number(tick) for tick in ticks]
         drawn |= {"tickmode": "array", "tickvals": list(ticks), "ticktext": texts}
     return drawn

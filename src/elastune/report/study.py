@@ -10,10 +10,11 @@ from itertools import accumulate, groupby
 import numpy as np
 
 from elastune.core.formatting import count, duration, number, plain, settings_text, value_text
-from elastune.core.journal.records import Reported
+from elastune.core.journal.records import Measured, Reported
 from elastune.core.journal.trials import AllocationSpan
 from elastune.report import figures as palette
-from elastune.report.figures import Axis, Bars, Figure, Level, Marker, Panel, Series
+from elastune.report.figures import Axis, Bars, Figure, Level, Marker, Panel, Series, without_outliers
+from elastune.report.lines import LOSS
 from elastune.report.overviews import (
     RunOverview,
     StudyOverview,
@@ -50,6 +51,7 @@ MOST_SPANS = 3000
 MOST_BARS = 12  # parameters, or pairs of them, of an objective
 MOST_OBJECTIVES = 3
 NAME_WIDTH = 26
+BEYOND = "A triangle at the edge: beyond the axis."
 MICRO_S = 1e-6  # shorter than any span that matters
 
 
@@ -62,7 +64,14 @@ def trials_table(study: StudyOverview) -> Table:
     header = ("trial", "phase", "state", *(plain(name, 30) for name in names), "wall time", "workers", "mechanism")
     header = (*header, "seed", "settings", "why")
     rows = tuple(_trial_cells(trial, names, study.price) for trial in study.trials)
-    return Table(f"Trials ({len(rows)})", header, rows, frozenset({0, *range(3, 5 + len(names)), 6 + len(names)}))
+    numeric = frozenset({0, *range(3, 5 + len(names)), 6 + len(names)})
+    anchors = tuple(trial_anchor(trial.trial) for trial in study.trials)
+    return Table(f"Trials ({len(rows)})", header, rows, numeric, anchors=anchors)
+
+
+def trial_anchor(trial: int) -> str:
+    """The name of the row of ``trial`` in the table of all trials."""
+    return f"trial-{trial}"
 
 
 def front_table(study: StudyOverview, best: Sequence[int], choices: Sequence[Picked] = ()) -> Table:
@@ -273,16 +282,22 @@ def history_figure(study: StudyOverview) -> Figure | None:
                     color,
                     marker=marker,
                     labels=tuple(describe_trial(trial, study) for trial in of_phase),
+                    links=_links(of_phase),
                 )
             )
     target = study.frontier.target if study.frontier else study.settings.get("target")
     levels = (Level(float(target), f"target {number(float(target))}"),) if isinstance(target, int | float) else ()
     label = f"{plain(name, 40)} ({'higher' if direction == 'max' else 'lower'} is better)"
-    panels = [Panel("", Axis("trials ended"), Axis(label), tuple(series), levels)]
+    drawn = [value for trial in ended if (value := _finite(trial.value(name))) is not None]
+    kept = [*(level.y for level in levels), *([y for y in best.y if y is not None][-1:] if best else [])]
+    within = without_outliers(drawn, kept)
+    panels = [Panel("", Axis("trials ended", whole=True), Axis(label), tuple(series), levels, within=within)]
     if len(study.objectives) > 1 and (panel := _hypervolume_panel(ended, study, places)):
         panels.append(panel)
     failed = sum(not trial.complete for trial in ended)
-    caption = f"Crosses on the lower edge: {count(failed, 'trial')} without a result." if failed else ""
+    caption = f"Crosses on the lower edge: {count(failed, 'trial')} without a result. " if failed else ""
+    caption += f"{BEYOND} " if within is not None else ""
+    caption += "A click on a mark leads to the trial."
     return Figure("history", f"History: {plain(name, 40)} over the trials", tuple(panels), caption)
 
 
@@ -316,7 +331,8 @@ def front_figure(study: StudyOverview, best: Sequence[int], pick: int | None = N
             color,
             line="solid" if front and len(names) == 2 else None,
             labels=tuple(describe_trial(trial, study) for trial in trials),
-            inside=tuple(trial.workers for trial in trials) if front else (),
+            inside=tuple(str(trial.trial) for trial in trials) if front else (),
+            links=_links(trials),
             faint=not front,
         )
 
@@ -333,25 +349,50 @@ def front_figure(study: StudyOverview, best: Sequence[int], pick: int | None = N
         ring = replace(points("pick", taken, palette.PICK, True), line=None, marker="ring", inside=())
         series = (*series, ring)
     log = all((trial.value(across) or 0.0) > 0 for trial in drawn)
-    panel = Panel("", _objective_axis(across, study, log), _objective_axis(vertical, study, False), series)
-    words = "Numbers in the markers are worker counts."
+    kept = [value for trial in chosen if (value := trial.value(vertical)) is not None]
+    within = without_outliers([trial.value(vertical) or 0.0 for trial in drawn], kept)
+    axes = _objective_axis(across, study, log), _objective_axis(vertical, study, False)
+    panel = Panel("", *axes, series, within=within)
+    words = "Numbers in the markers are trials; a click on one leads to its row."
+    words += f" {BEYOND}" if within is not None else ""
     if len(names) > 2:
         words += f" The front is that of all objectives: {', '.join(plain(name, 30) for name in names)}."
     return Figure("front", f"The front: {plain(vertical, 40)} against {plain(across, 40)}", (panel,), words)
 
 
-def curves_figure(run: RunOverview) -> Figure | None:
-    """Every reported metric over the steps, up to ``MAX_CURVES`` of them."""
+def curves_figure(run: RunOverview, measured: Sequence[Measured] = ()) -> Figure | None:
+    """The training loss and every reported metric over the steps, up to ``MAX_CURVES`` metrics.
+
+    ``measured``: records that may have the training loss.
+    """
     names = list(dict.fromkeys(name for report in run.reports for name in report.metrics))
-    if not names:
+    losses = _loss_curve(measured)
+    if not names and not losses:
         return None
-    panels = tuple(
-        _curve(name, [report for report in run.reports if name in report.metrics], i)
-        for i, name in enumerate(names[:MAX_CURVES])
+    panels = (
+        *losses,
+        *(
+            _curve(name, [report for report in run.reports if name in report.metrics], i)
+            for i, name in enumerate(names[:MAX_CURVES])
+        ),
     )
     rest = len(names) - MAX_CURVES
     caption = f"{count(rest, 'further metric')} in the table." if rest > 0 else ""
     return Figure("curves", "Learning curves", panels, caption)
+
+
+def _loss_curve(measured: Sequence[Measured]) -> tuple[Panel, ...]:
+    """The panel of the training loss; none if no record has one."""
+    points = [
+        (each, value) for each in measured if (value := _finite(each.signals.get(LOSS, (None, None))[0])) is not None
+    ]
+    if not points:
+        return ()
+    x, y = tuple(float(each.step) for each, _ in points), tuple(value for _, value in points)
+    labels = tuple(f"loss {number(value)}; step {each.step}; {duration(each.seconds)}" for each, value in points)
+    marker: Marker | None = "circle" if len(points) == 1 else None
+    series = Series("training loss", x, y, palette.INK, marker=marker, line="solid", labels=labels)
+    return (Panel("", Axis("steps", whole=True), Axis("training loss"), (series,), within=without_outliers(y)),)
 
 
 def workers_figure(run: RunOverview, changes: Changes) -> Figure | None:
@@ -362,7 +403,15 @@ def workers_figure(run: RunOverview, changes: Changes) -> Figure | None:
     last = run.finished.steps if run.finished else run.reports[-1].step if run.reports else 0
     x, y = worker_steps(start_workers, changes, last)
     series = Series("workers", x, y, palette.SEQUENCE[0], marker=None, line="steps")
-    return Figure("workers", "Workers over the steps", (Panel("", Axis("steps"), Axis("workers"), (series,)),))
+    return Figure(
+        "workers",
+        "Workers over the steps",
+        (Panel("", Axis("steps", whole=True), Axis("workers", whole=True), (series,)),),
+    )
+
+
+def _links(trials: Sequence[TrialOverview]) -> tuple[str, ...]:
+    return tuple(trial_anchor(trial.trial) for trial in trials)
 
 
 def describe_trial(trial: TrialOverview, study: StudyOverview) -> str:
@@ -395,7 +444,8 @@ def _curve(name: str, reports: Sequence[Reported], place: int) -> Panel:
             for report in reports
         ),
     )
-    return Panel("", Axis("steps"), Axis(plain(name, 40)), (series,))
+    within = without_outliers([value for value in series.y if value is not None])
+    return Panel("", Axis("steps", whole=True), Axis(plain(name, 40)), (series,), within=within)
 
 
 def _best_so_far(trials: Sequence[TrialOverview], name: str, direction: str, places: dict[int, float]) -> Series | None:
@@ -427,7 +477,7 @@ def _hypervolume_panel(ended: Sequence[TrialOverview], study: StudyOverview, pla
         marker=None,
         line="steps",
     )
-    return Panel("", Axis("trials ended"), Axis("hypervolume / final hypervolume"), (series,))
+    return Panel("", Axis("trials ended", whole=True), Axis("hypervolume / final hypervolume"), (series,))
 
 
 def front_growth(points: Floats) -> list[float]:
@@ -485,6 +535,7 @@ def workers_by_trial(study: Study) -> Figure | None:
                     end=tuple(span.end_s for span, _, _ in of_fate),
                     thickness=tuple(float(high - low) for _, low, high in of_fate),
                     labels=tuple(_span_label(span) for span, _, _ in of_fate),
+                    links=tuple(trial_anchor(span.trial) for span, _, _ in of_fate),
                 )
             )
     if not bars:
@@ -499,7 +550,7 @@ def workers_by_trial(study: Study) -> Figure | None:
     )
     if left_out > 0:
         caption += f" The first {left_out} spans are not drawn."
-    panel = Panel("", Axis("time of the study (s)"), Axis("workers"), (), bars=tuple(bars))
+    panel = Panel("", Axis("time of the study (s)"), Axis("workers", whole=True), (), bars=tuple(bars))
     return Figure("timeline", "Who had the workers when", (panel,), caption)
 
 

@@ -32,6 +32,8 @@ from elastune.tuning.search.objective import valued
 
 GAP = 2  # between columns on a terminal
 LONG = 14  # the least characters of text, and of a word in a header, that a column has; longer ones wrap
+COPY = "<button type=button class=copy>Copy</button>"
+"""A button that copies the ``code`` element beside it."""
 KINDS = ("parameters", "gradients", "optimizer", "copies", "activations", "peak")
 """What fills the memory of a worker."""
 ENDINGS = {
@@ -59,11 +61,18 @@ class Table:
     """Rows to stand out."""
     spare: tuple[int, ...] = ()
     """Columns that a narrow terminal can do without, the least needed first."""
+    anchors: tuple[str, ...] = ()
+    """The name of each row in a page, to which marks of figures and links of other tables lead."""
+    links: tuple[str, ...] = ()
+    """The name of the row elsewhere in the page to which the first cell of each row leads; "" for none."""
 
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.header):
                 raise ValueError(f"table {self.title!r} has {len(self.header)} columns but a row of {len(row)}")
+        for names in (self.anchors, self.links):
+            if names and len(names) != len(self.rows):
+                raise ValueError(f"table {self.title!r} has {len(self.rows)} rows but {len(names)} names of them")
 
 
 def times_table(times: TimesFitted) -> Table:
@@ -180,15 +189,24 @@ def to_rich(table: Table, width: int | None = None) -> RichTable:
 
 
 def to_html(table: Table) -> str:
-    """``table`` as an HTML table, every cell escaped."""
+    """``table`` as an HTML table, every cell escaped. A column "command" gets buttons that copy."""
 
-    def cell(tag: str, column: int, text: str) -> str:
-        return f"<{tag}{' class=n' if column in table.numeric else ''}>{html.escape(text)}</{tag}>"
+    def cell(tag: str, column: int, text: str, link: str = "") -> str:
+        shown = html.escape(text)
+        if tag == "td" and table.header[column] == "command" and text:
+            shown = f"<code>{shown}</code> {COPY}"
+        if link:
+            shown = f'<a href="#{html.escape(link)}">{shown}</a>'
+        return f"<{tag}{' class=n' if column in table.numeric else ''}>{shown}</{tag}>"
+
+    def opening(row: int) -> str:
+        name = f' id="{html.escape(table.anchors[row])}"' if table.anchors else ""
+        return f"<tr{' class=strong' if row in table.strong else ''}{name}>"
 
     head = "".join(cell("th", i, name) for i, name in enumerate(table.header))
     body = "\n".join(
-        f"<tr{' class=strong' if i in table.strong else ''}>"
-        + "".join(cell("td", j, text) for j, text in enumerate(row))
+        opening(i)
+        + "".join(cell("td", j, text, table.links[i] if table.links and j == 0 else "") for j, text in enumerate(row))
         + "</tr>"
         for i, row in enumerate(table.rows)
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from elastune.core.cost import ON_DEMAND, Prices
 from elastune.core.divergence import Divergence, check_factor
 from elastune.core.errors import UserError
-from elastune.core.fields import Notation, documented, setting
+from elastune.core.fields import COMMON, Notation, documented, setting
 from elastune.core.mesh import Mesh
 from elastune.core.notation import NAMED, TIME, duration_text, worker_bounds
 from elastune.core.run import Adapt, Elastic, ExecutionSettings, Program, RunSpec
@@ -23,6 +23,7 @@ from elastune.core.settings import (
     MonitorSettings,
     OutSettings,
     PriceFileSettings,
+    ProofSettings,
     ResumeSettings,
     Settings,
     SyncSettings,
@@ -47,6 +48,7 @@ class NetworkSettings(Settings):
         None,
         "Network interface for agents and workers, such as eth0. [default: loopback for a controller of --cluster "
         "hosts, else the one that leads to the other machines]",
+        panel="Cluster",
     )
 
 
@@ -59,14 +61,18 @@ class ClusterSettings(NetworkSettings):
         "Where workers run: local (this machine), hosts:PORT (agents that you start on other machines), slurm or ray. "
         "See docs/clusters.md.",
         notation=CLUSTER,
+        panel="Cluster",
     )
     token_file: str | Path | None = setting(
         None,
         "File with the secret that the controller and its agents share. It is made where there is none.",
         metavar="FILE",
+        panel="Cluster",
     )
-    tls: bool = setting(False, "Encrypt connections with TLS. The token file names the certificate.")
-    gather_s: float = setting(600.0, "How long to wait until agents have room for the first workers.", "--gather", TIME)
+    tls: bool = setting(False, "Encrypt connections with TLS. The token file names the certificate.", panel="Cluster")
+    gather_s: float = setting(
+        600.0, "How long to wait until agents have room for the first workers.", "--gather", TIME, panel="Cluster"
+    )
 
     @property
     def local(self) -> bool:
@@ -174,6 +180,7 @@ class RunSettings(
     ResumeSettings,
     OutSettings,
     MonitorSettings,
+    ProofSettings,
     TrainingSettings,
 ):
     """The settings of a run: the options of ``elastune run``, and the keywords of ``elastune.run``.
@@ -188,6 +195,7 @@ class RunSettings(
         "Number of worker processes. LOW:HIGH lets it change within these bounds; the run then begins with one worker "
         "a CPU core, within the bounds, or with those of --mesh. [default: 1, or those of --mesh]",
         notation=WORKERS,
+        panel=COMMON,
     )
     policies: Sequence[str] = setting(
         (),
@@ -195,26 +203,34 @@ class RunSettings(
         "docs/policies.md.",
         "--policy",
         metavar=NAMED,
+        panel="Training",
     )
-    max_steps: int | None = setting(None, "End the run after this many steps.")
+    max_steps: int | None = setting(None, "End the run after this many steps.", panel="Training")
     checkpoint_every_steps: int | None = setting(
         None,
         "Also write a checkpoint every N steps; 0: write none at all. [default: one at each epoch's end]",
         "--checkpoint-every",
+        panel="Training",
     )
     from_dcp: str | Path | None = setting(
         None,
         "Begin with the weights in this checkpoint folder of torch.distributed.checkpoint, and with what it has of the "
         "optimizer's tensors.",
         metavar="DIR",
+        panel="Training",
     )
     heartbeat_s: float = setting(
-        Elastic.heartbeat_s, "Count a worker as lost once it has been silent for this long.", "--heartbeat", TIME
+        Elastic.heartbeat_s,
+        "Count a worker as lost once it has been silent for this long.",
+        "--heartbeat",
+        TIME,
+        panel="Cluster",
     )
     price_per_worker_hour: float | None = setting(
         None,
         "Price of a worker-hour in dollars. The run prints its cost at the end. [default: no price]",
         "--price",
+        panel="Cost",
     )
 
     def __post_init__(self) -> None:

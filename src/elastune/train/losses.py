@@ -57,7 +57,7 @@ def as_mean(loss: torch.Tensor, part: BatchSlice, kind: LossKind, sync: Sync, *,
     """The loss of ``kind`` as one whose mean over all slices of the global batch, by samples, is what is trained.
 
     A mean over elements is counted in the sums of the step; see ``Sync.divide_by_counts``. A slice that is a whole
-    global batch needs no division: its loss stays as it is.
+    global batch needs no division: its loss stays as it is. A loss over no elements is zero, on any layout.
 
     Args:
         loss: The loss that the program gave.
@@ -74,7 +74,7 @@ def as_mean(loss: torch.Tensor, part: BatchSlice, kind: LossKind, sync: Sync, *,
         raise UserError(rule, f"count={kind.count:g} with {sync.refuses_counts}", f"{fix} without --compress")
     samples = len(part.samples)
     if part.weight == 0.0 or samples == part.batch:
-        return loss
+        return loss if kind.count != 0 else _of_no_elements(loss, sync)
     if kind.count is not None and (more or sync.replica.has_more):  # the division is of all gradients of the step
         value = "count with more=True" if more else "a loss with more=True before it"
         fix = "add the losses up in one call, each times its weight"
@@ -85,9 +85,12 @@ def as_mean(loss: torch.Tensor, part: BatchSlice, kind: LossKind, sync: Sync, *,
         return loss
     elements = kind.count / samples
     sync.count_elements(part.weight * elements, part.weight)
-    if kind.count or not sync.replica.runs_at_once:
-        return loss * elements
-    return torch.where(torch.isfinite(loss), loss, 0.0) * elements  # a mean over no elements is NaN
+    return loss * elements if kind.count else _of_no_elements(loss, sync)
+
+
+def _of_no_elements(loss: torch.Tensor, sync: Sync) -> torch.Tensor:
+    """Zero, in place of a mean over no elements, which is NaN or zero, as the program divides."""
+    return (torch.where(torch.isfinite(loss), loss, 0.0) if sync.replica.runs_at_once else loss) * 0.0
 
 
 @contextmanager

@@ -117,7 +117,7 @@ def schedulers_of(optimizers: Sequence[torch.optim.Optimizer], registered: Seque
     """The living schedulers of ``optimizers`` in a fixed order, without ``registered`` ones and parts of others."""
     places = {id(optimizer): place for place, optimizer in enumerate(optimizers)}
     alive = _living(optimizers)
-    if not alive and gc.get_freeze_count() and any(map(_is_scheduled, optimizers)):
+    if not alive and any(map(_is_scheduled, optimizers)) and gc.get_freeze_count():  # which counts, and is slow
         gc.unfreeze()  # the program made it when it was imported
         alive = _living(optimizers)
         gc.freeze()

@@ -219,7 +219,7 @@ class TrainingLoop:
         """Whether the next step is the run's first, and its loss is to be proved a mean that slots may share."""
         if self._state.first_step is None or self._warming_up or self._progress.position.step or self._workers.view > 1:
             return False
-        whole = sync.replica.has_all and sync.exact and not sync.plan.in_rounds
+        whole = sync.replica.has_all and not sync.plan.in_rounds
         return whole and self._device.type == "cpu" and torch.get_num_threads() == 1
 
     def _prove(
@@ -498,6 +498,8 @@ class TrainingLoop:
             settings = OptimizerSettings.by_name(trained.optimizer)
             self._state.recorder.reduced(step + 1, self._progress.position.epoch, trained.replica.module, settings)
         self._adapter.step_reduced(sums, sums.sent, transaction.plan, trained.sync.statistics)
+        if trained.sync.wants_statistics:
+            self._adapter.mean_loss.add(trained.sync.statistics.parts["loss"], transaction.plan.size)
         if self._checks_loss:
             self._divergence.loss(trained.sync.statistics.parts["loss"], step + 1, transaction.plan.turn)
         self._report_regrouping()

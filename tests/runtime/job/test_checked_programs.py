@@ -103,7 +103,7 @@ def test_a_run_advises_to_check_until_it_was_checked(
     first = said(0, "--workers", "2").splitlines()
     assert f"mine.py was never checked: 'elastune check {path}'" in first[0]
     assert "never checked" not in "".join(first[1:])
-    assert "epoch 1, step 2" in first[1], "it takes no other line's place"
+    assert "] step 1: loss" in first[1], "it takes no other line's place"
     assert "never checked" not in said(1), "one worker"
     assert "never checked" not in said(2, "--workers", "2", "--mode", "fast")
     assert "never checked" in said(3, "--workers", "1:2")
@@ -121,3 +121,34 @@ def test_a_check_that_cannot_be_remembered_says_so(
     assert said.code == 0
     assert "cut and resumed" in said.out
     assert said.err.count("cannot be remembered") == 1
+
+
+WORDS = """
+import sys
+
+from elsewhere import build
+
+def train(session):
+    build(session, {reads})
+
+if __name__ == "__main__":
+    print(sys.argv)
+"""
+
+
+@pytest.mark.parametrize(
+    ("reads", "counts"),
+    [
+        ("sys.argv[1]", True),
+        ("fire.Fire(build)", True),
+        ("ArgumentParser().parse_args(sys.argv[1:])", False),  # its values are settings
+        ("1", False),
+    ],
+)
+def test_words_that_no_parser_of_argparse_reads_belong_to_the_program(tmp_path: Path, reads: str, counts: bool) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import fire\n" + WORDS.format(reads=reads))
+    one, other, none = (Program(path, arguments=words) for words in (("--loss", "sum"), ("--loss", "mean"), ()))
+    note_check(one, passed=True)
+    assert is_checked(one)
+    assert is_checked(other) == is_checked(none) == (not counts)

@@ -19,6 +19,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Decided, Entry, Measured, PolicyFailed, Record
 from elastune.core.run import Adapt, Elastic, ExecutionSettings
 from elastune.report.sample_ledger import ledger
+from elastune.train.adaptation.adapter import MeanLoss
 from elastune.train.session import Session
 
 SAMPLES = 200
@@ -184,6 +185,24 @@ def test_the_end_is_measured(tmp_path: Path) -> None:
     train(session)
     newest = [r for r in result if isinstance(r, Measured)][-1]
     assert (newest.step, newest.samples) == (20, 2 * SAMPLES)
+
+
+def test_a_run_without_policies_and_monitors_records_its_loss(tmp_path: Path) -> None:
+    session, result = begin(tmp_path)
+    train(session)
+    records = [r for r in result if isinstance(r, Measured)]
+    assert {name for record in records for name in record.signals} == {"loss"}
+    assert records[-1].step == session.step, "the last record is of the end"
+    assert all(record.signals["loss"][0] > 0 for record in records)
+
+
+def test_a_mean_loss_counts_samples_since_it_was_taken() -> None:
+    mean = MeanLoss()
+    assert mean.take() == {}
+    mean.add(2.0, 10)
+    mean.add(1.0, 30)
+    assert mean.take() == {"loss": (1.25, None)}
+    assert mean.take() == {}
 
 
 def test_wrong_texts_are_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -113,6 +113,22 @@ def test_gradients_that_differ_between_workers_are_refused() -> None:
             proof.judge([one, FirstPasses("mean", content=3, norms=norms)])
 
 
+def test_lines_that_act_elsewhere_run_again_and_can_know_it(tmp_path: Path) -> None:
+    """They run for each pass of the proof, and nothing under ``if session.ends_step:`` does."""
+    seen, ends = tmp_path / "seen", tmp_path / "ends"
+
+    def acting(session: Session, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for path, acts in ((seen, True), (ends, session.ends_step)):
+            with path.open("a") as file:
+                file.write(os.environ.get("ELASTUNE_PROOF", "-") * acts)
+        return mean(session, model, x, y)
+
+    _, _, bodies = trained(tmp_path / "out", acting)
+    assert sorted(seen.read_text()) == ["-"] * bodies + ["1"] * first_step.PASSES
+    assert ends.read_text() == "-" * 10
+    assert "ELASTUNE_PROOF" not in os.environ
+
+
 def test_without_room_for_a_fork_nothing_is_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> int:
         raise OSError(11, "Resource temporarily unavailable")

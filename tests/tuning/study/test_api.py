@@ -19,9 +19,11 @@ from tests.support.forked import ForkedProcess, run_script
 import elastune
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.run import ExecutionSettings
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.settings import RunSettings
 from elastune.train.session import Session
+from elastune.tuning.study.settings import StudySettings
 
 SCRIPT = """
 import json
@@ -146,7 +148,7 @@ def test_workers_and_other_means_go_together(cluster: LocalCluster, tmp_path: Pa
         {},
         {"workers": 2},
         {"execution": ExecutionSettings(workers=2, mode="fast")},
-        {"execution": ExecutionSettings(mode="fast", num_slots=1), "workers": 3},
+        {"execution": ExecutionSettings(mode="fast"), "workers": 3},
     ]
     found = [
         elastune.run(trains_nothing, out=tmp_path / str(i), cluster=cluster, **each) for i, each in enumerate(asked)
@@ -261,3 +263,99 @@ def test_trials_outlive_a_script_whose_results_go_to_a_url(tmp_path: Path) -> No
     assert (len({process for process, _ in steps}), len(steps)) == (1, 4)
     kinds = [json.loads(line)["kind"] for line in (there / "journal.jsonl").read_text().splitlines()]
     assert kinds.count("trial_adopted") == 1
+
+
+OWN_WORDS = """
+import argparse
+
+import torch
+from torch.utils.data import TensorDataset
+
+import elastune
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--resume", action="store_true")
+args = parser.parse_args()
+
+
+def train(session):
+    model = torch.nn.Linear(3, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=args.lr))
+    for _ in session.epochs(2):
+        for (x,) in session.batches(TensorDataset(torch.arange(60.0).view(20, 3) / 60), batch_size=6):
+            session.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        session.report(lr=args.lr)
+
+
+if __name__ == "__main__":
+    print(elastune.run(train, out="out", resume=args.resume, max_steps=None if args.resume else 2).metrics)
+"""
+
+
+def test_a_scripts_own_resume_goes_on_and_other_arguments_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN_WORDS)
+
+    def said(*words: str) -> str:
+        with (tmp_path / "said").open("wb") as file:
+            run_script(tmp_path / "mine.py", *words, out=file, err=file).wait()
+        return (tmp_path / "said").read_text()
+
+    assert "'lr': 0.2" in said("--lr", "0.2")
+    other = said("--lr", "0.3", "--resume")
+    assert "a run resumes with the setting lr it was begun with (got 0.3, begun with 0.2): start the script" in other
+    assert "'lr': 0.2" in said("--lr", "0.2", "--resume")
+
+
+def nothing(session: Session) -> None: ...
+
+
+def test_what_an_execution_leaves_open_is_decided_as_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from elastune.tuning.study import api
+
+    recorded = ExecutionSettings(num_slots=6)
+    monkeypatch.setattr(api, "execution_at_start", lambda folder: recorded)
+    monkeypatch.setattr(api, "journaled_slots", lambda folder: recorded.num_slots)
+
+    def spec(execution: ExecutionSettings | None, **settings: Any) -> ExecutionSettings:
+        asked = RunSettings(execution=execution, **settings)
+        return api._spec(asked, Program(tmp_path / "mine.py"), tmp_path, None).execution
+
+    def trial(execution: ExecutionSettings | None, **settings: Any) -> ExecutionSettings:
+        return api._trial_execution(StudySettings(execution=execution, **settings), tmp_path)
+
+    half, two = ExecutionSettings(micro_batch=2), ExecutionSettings(num_slots=2)
+    assert "num_slots" not in half.chosen
+    assert two.chosen["num_slots"] == 2
+    assert spec(ExecutionSettings(mode="fast"), workers=(1, 4)).num_slots == 4
+    assert [spec(each, workers=(1, 4)).num_slots for each in (None, half, two)] == [4, 4, 2]
+    assert [spec(each, resume=True).num_slots for each in (None, half, two)] == [6, 6, 2]
+    assert spec(half, sync="local:learners=3,every=2").num_slots == 3
+    assert spec(ExecutionSettings(workers=2)).workers == spec(ExecutionSettings(workers=2)).num_slots == 2
+    assert spec(ExecutionSettings(mesh=Mesh(tensor=2))).workers == 2
+    assert [trial(each, trial_workers=(1, 4)).num_slots for each in (None, half, two)] == [4, 4, 2]
+    assert trial(half, trial_workers=(2, 4)).workers == 2
+    assert [trial(each, resume=True).num_slots for each in (half, two)] == [6, 2]
+    assert trial(None).mode == "fast"
+
+
+def test_a_run_in_python_proves_its_first_step_unless_unchecked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from elastune.tuning.study import api
+
+    proves: list[bool] = []
+
+    def run_job(spec: RunSpec, **_: Any) -> None:
+        proves.append(spec.proves)
+        raise UserError("the test knows enough", 0, "end")
+
+    monkeypatch.setattr(api, "run_job", run_job)
+    for number, unchecked in enumerate((False, True)):
+        with pytest.raises(UserError, match="knows enough"):
+            elastune.run(nothing, workers=2, unchecked=unchecked, out=tmp_path / str(number))
+    assert proves == [True, False]

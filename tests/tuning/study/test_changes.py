@@ -16,10 +16,12 @@ from elastune.core.journal.files import read
 from elastune.core.journal.records import (
     ChangesAccepted,
     DataContext,
+    Entry,
     Record,
     RunContext,
     RunFailed,
     RunFinished,
+    StudyStarted,
     TrialFinished,
 )
 from elastune.core.journal.trials import fold
@@ -33,11 +35,13 @@ from elastune.train.program.source import EDITED
 from elastune.train.program.space import Space
 from elastune.tuning.frontier.trainings import Trainings
 from elastune.tuning.simulate.run import SurrogateModel, simulate
+from elastune.tuning.study.budget import program_error
 from elastune.tuning.study.request import StudyRequest
 from elastune.tuning.study.results import Study
 from elastune.tuning.study.resume import space_differences, summarize_space
-from elastune.tuning.study.run import tune
-from elastune.tuning.study.study_loop import change_error, common_data
+from elastune.tuning.study.run import checked, tune
+from elastune.tuning.study.study_loop import common_data
+from elastune.tuning.study.validate import check_same_study
 
 PROGRAM = """
 PEAK = 0.3
@@ -183,11 +187,11 @@ def test_what_changed_meanwhile_is_no_result_of_a_trial(rule: str) -> None:
         job = 7
         outcome = RunFailed("user_error", str(UserError(rule, "mine.py, line 3, in train", "undo it")), 0)
 
-    result = change_error(Event())  # type: ignore[arg-type]
+    result = program_error(Event())  # type: ignore[arg-type]
     assert result is not None
     assert (result.rule, result.value) == (rule, "trial 7: mine.py, line 3, in train")
     Event.outcome = RunFailed("user_error", "something else", 0)
-    assert change_error(Event()) is None  # type: ignore[arg-type]
+    assert program_error(Event()) is None  # type: ignore[arg-type]
 
 
 def test_a_frontier_counts_no_training_of_before_a_change() -> None:
@@ -237,3 +241,13 @@ def test_a_study_whose_program_is_edited_meanwhile_ends_and_goes_on_once_that_is
     (tmp_path / "program.py").write_text(TRAINED)
     tuned = tune(asked(tmp_path, trials=3, resume=True), cluster=cluster)
     assert [(trial.number, trial.state) for trial in tuned.trials] == [(n, "complete") for n in range(3)]
+
+
+def test_a_script_resumes_a_study_with_the_same_values_of_its_own_arguments(tmp_path: Path) -> None:
+    settings = checked(asked(tmp_path)).plan.settings
+    begun = {**settings, "arguments": ["--lr", "0.1"], "defaults": {"lr": 0.1, "resume": False}}
+    entries = [Entry(0.0, StudyStarted(begun))]
+    same = {**settings, "arguments": ["--resume", "--lr=0.1"], "defaults": {"lr": 0.1, "resume": True}}
+    check_same_study(same, entries, "there")
+    with pytest.raises(UserError, match=r"setting lr it was begun with \(got 0.2, begun with 0.1\): start the script"):
+        check_same_study({**same, "defaults": {"lr": 0.2, "resume": True}}, entries, "there")

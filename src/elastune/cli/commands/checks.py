@@ -22,7 +22,7 @@ import typer
 from elastune.cli import options
 from elastune.cli.flatten import flatten
 from elastune.cli.machine import use_data
-from elastune.cli.output import FAILED, FILE_WIDTH, OK, WRONG, print_error, print_json, print_lines
+from elastune.cli.output import FAILED, OK, WIDTH, WRONG, print_error, print_json, print_lines
 from elastune.core.errors import UserError
 from elastune.core.notation import duration_text
 from elastune.core.settings import ProgramSettings
@@ -70,12 +70,6 @@ def doctor(
     the folder --out. The exit code is 2 if a host is unfit, or none comes. With --cluster slurm[:partition=NAME]: show
     what Slurm tells, and what one node tells. With --cluster ray: show what Ray tells. With both of them the exit
     code is 2 if something is missing.
-
-    --json: {kind: "doctor", cores, memory_gib, devices, findings: [{what, value or null, install}]}.
-
-    --json of a cluster: {kind: "doctor", cluster, hosts: [{host, workers, versions, devices, interface, clock_skew_s,
-    clock_error_s, shared (null: not asked about), unfit (null: it is fit)}]}; of slurm or ray {kind: "doctor", cluster,
-    findings}.
     """
     if out is not None:
         check_place(out, local=where.local)
@@ -273,7 +267,7 @@ def _print(findings: list[Finding]) -> None:
             table.add_row(Text(finding.what), Text("missing", style="yellow"), Text(finding.install))
         else:
             table.add_row(Text(finding.what), Text(finding.value, style="green"), Text(""))
-    console = Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     console.print(table)
 
 
@@ -320,10 +314,6 @@ def check(
 
     With --time, exact mode is also measured beside one pass a batch, as a plain training loop has it: how long a step
     takes, and which metrics differ by more than rounding.
-
-    --json: {kind: "check", steps, sha256, problems: [{kind, lines, finding, fix, note}], notes: [{kind, lines,
-    finding, fix, note}]}, with --time also exact: {steps, exact_s, plain_s (seconds a step), apart: {metric: [exact,
-    plain]}}. With --against: {kind: "against", script, steps, apart, problem ("": the same)}.
 
     A program in which nothing is found is remembered by its digest, in XDG_CACHE_HOME/elastune/checked: elastune run
     then does not advise to check it.

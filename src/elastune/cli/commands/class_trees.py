@@ -53,10 +53,6 @@ def classes(
 
     Classes that the model often takes for one another come into one group. The command prints the groups as a setting,
     --set tree=..., for trainings of each group. See docs/transfer.md.
-
-    --json: {kind: "classes", tree: [[class, ...], ...] (of a deeper one groups in place of classes), trial, data,
-    between, within}; between: the mean probability that a sample is taken for one of another group, within: for another
-    class of its own.
     """
     from elastune.cli.commands.reuse import whole_numbers
     from elastune.tuning.reuse.tree_training import learn_classes
@@ -117,10 +113,6 @@ def join(
     The program of the last of STUDIES has build(config), and that of --front has predict(model, name), as for elastune
     predict. With --out the model is also recorded in the journal of --front, and elastune report shows it there. See
     docs/transfer.md.
-
-    --json: {kind: "composed", study, form ("joined" or "stacked"), method, source_trials: [{study, trial}], data,
-    objective, direction, score, parameters, singles: [{trial, score}], test: {data, rows, model, best_single} or null,
-    file}.
     """
     from elastune.tuning.reuse.composed_models import composed_of, judge_model
     from elastune.tuning.reuse.kept_models import check_file
@@ -207,9 +199,6 @@ def tree(
 
     elastune classes STUDY --groups 2,5 learns a tree. elastune join OUT --tree LISTS --front STUDY makes one model of
     the result. See docs/transfer.md.
-
-    --json: as of elastune tune, with kind "tune" and tasks: {trial: node}. Nodes are tasks of their own, so front and
-    choices are empty and pick is null.
     """
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries
     from elastune.runtime.job.output import check_out

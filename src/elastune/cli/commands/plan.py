@@ -33,18 +33,6 @@ def plan(
     A --sampler other than random, grid and genetic counts as TPE. Of --stopping a plan knows none and asha.
 
     With --out the answer is kept in a journal, which elastune report and elastune explain read. See docs/planning.md.
-
-    --json: {kind: "plan", plans: [{width, mesh, sharded, batch, micro, step_s, step_interval_s, seconds, interval_s,
-    cost, cost_interval, memory_bytes, copied_bytes (with two holders of each part), most_parameters (bytes of those
-    that would fit so), noise_ratio, limits: [part, share], workers, odds (of keeping --deadline), command (one training
-    of it), search_command (the search; null for a FILE without space(trial) or objectives)}], command_notes (what is to
-    be known of the first plan's commands), gains: {axis: factor of twice the workers}, reasons: {axis: why}, size:
-    {...}, search: {...}, noise ("given", "measured", "unknown"), probed: {mesh and pass: seconds of a step}, refused:
-    {axis: why}, memory (in words), worker_bytes (bound of a worker), beside_bytes (of its process beside that),
-    constants: {name: seconds}, unmeasured (why nothing was run here), assumed (of --device), too_small (why one
-    training cannot use all workers), lacks (what FILE needs to be searched), chosen (settings that its space chooses),
-    measured: [{mesh, mechanism, batch, micro, step_s, step_interval_s, memory_bytes, measured_step_s,
-    measured_memory_bytes, step_error, memory_error, within, failed}]}.
     """
     from elastune.core.run import Program
     from elastune.report.plan import plan_lines

@@ -62,17 +62,6 @@ def report(
 
     If an ensemble or a soup of a study was written with --out, --pick and --weights may also name training_s and
     parameters. Then they choose among single trials, soups and ensembles. See docs/ensembles.md.
-
-    --json: the object that the command which filled OUT prints, and {report, images, with --tensorboard events, with
-    --subset subset: [{trial, values, metrics, config, execution, reason}], of a study of which an ensemble or a soup
-    was written assets: {data, objectives, points: [{form, trials, values, method, file, test, front}], pick}, of a run
-    with --target time_to_target: {target, seconds, missed_s (until the last report before, which missed it), epoch} or
-    null, with --prices money: {cost, worker_hours, idle_cost, idle_hours} (idle: room on hosts that nobody used, in
-    neither of the first two)}. Of a run that has no result yet: {kind, unfinished: true, ...}.
-
-    --json with --ledger: {kind: "ledger", exact, steps, epochs: [{epoch (from 0), length, once, missed, repeated,
-    ended}], disputes, accepted (changes that some steps were taken with), out}; missed and repeated are [first,
-    last + 1] places of the epoch's order.
     """
     prices = read_prices(money)
     if ledger:
@@ -145,10 +134,6 @@ def explain(
 
     If a plan (that of --plan, or the one that the study was begun with) or a frontier has predicted step times, they
     stand beside the measured ones.
-
-    --json: {kind: "explanation", parts: [{title, lines}], importance: [{objective, trials, parameters: [{name, share,
-    trials}], why_not}], worker_time: {front, complete, paused, infeasible, unfinished, resizing, waiting}, out}; the
-    shares of an objective sum to 1, and so do those of a study's worker-seconds.
     """
     from elastune.core.journal.files import read
     from elastune.core.journal.trials import compared_all

@@ -46,8 +46,6 @@ def resize(
 
     If OUT is not on this machine, name the job's controller: --cluster hosts:HOST:PORT --token-file FILE, with the
     address and the token that its agents have.
-
-    --json: {kind: "resize", taken, detail, members: [worker, ...] (those at the time of asking), out}.
     """
     if not 1 <= workers <= MOST_WORKERS:
         raise UserError(f"workers must be from 1 to {MOST_WORKERS}", workers, "such as elastune resize OUT 4")
@@ -131,8 +129,6 @@ def reshape(
 
     If OUT is not on this machine, name the job's controller: --cluster hosts:HOST:PORT --token-file FILE, with the
     address and the token that its agents have.
-
-    --json: {kind: "reshape", taken, detail, members: [worker, ...] (those at the time of asking), out}.
     """
     new_mesh = Mesh.parse(mesh)
     from elastune.elastic.wire.messages import ReshapeAsked

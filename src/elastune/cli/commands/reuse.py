@@ -58,8 +58,6 @@ def predict(
 
     The program defines build(config), which returns the model, and predict(model, name), which returns the outputs and
     targets of all samples of a data set, or None for a name that it does not know. See docs/ensembles.md.
-
-    --json: {kind: "predictions", study, predictions: [{trial, data, rows, reason}]}; rows 0: the reason says why.
     """
     from elastune.tuning.reuse.predict import predict as predict_trials
 
@@ -231,12 +229,6 @@ def ensemble(
     With --vary inputs=temperature,pressure+humidity, the command first trains the trials that STUDY lacks: the best
     settings with each value, in parallel, as trials of STUDY. If the setting is a list, its values name the program's
     views of its data.
-
-    --json: {kind: "ensemble", study, task: {kind, says, width}, method, data, rows, objective, direction, candidates,
-    members: [{trial, weight, alone, parameters, worker_seconds, contribution: {left_out, shapley, shapley_error},
-    config}], score, single, best_single, inference, diversity: {disagreement, error_correlation}, uncertainty:
-    {aleatoric, epistemic, unit}, test: {data, rows, ensemble, best_single} or null, singles: [{trial, score,
-    parameters}] of all candidates, by, settings: [{value, trials, contribution}], file}.
     """
     from elastune.tuning.reuse.ensemble import check_choice, parse_times
     from elastune.tuning.reuse.ensemble import ensemble as choose_ensemble
@@ -354,9 +346,6 @@ def soup(
     asked about --test once all is chosen. See docs/ensembles.md.
 
     With --out the soup is also recorded in the study's journal, and elastune report shows it.
-
-    --json: {kind: "soup", study, how, data, objective, direction, trials, ancestor, score, singles: [{trial, score}],
-    parameters, single, test: {data, rows, soup, best_single} or null, file}.
     """
     from elastune.tuning.reuse.kept_models import check_file
     from elastune.tuning.reuse.saved_models import check_recordable, record_asset
@@ -421,8 +410,6 @@ def transfer(
 
     With --measured the ranking is compared with what trainings have reached since (Kendall's tau). See
     docs/transfer.md.
-
-    --json: {kind: "transfer", data, rows, sources: [{study, trial, score, width, start_from, measured}], tau}.
     """
     from elastune.tuning.reuse.transfer import rank_sources
 

@@ -70,8 +70,6 @@ def resume_by(call: Call) -> Callable[..., int]:
         File, options and cluster are those of the command that began it; its journal has them. Other options of that
         command may be given behind OUT, such as --trials 40 or --set epochs=20. They replace what was said before. What
         would change the result of what is there already is refused.
-
-        --json: the object of that command.
         """
         changes = [f"--{name}={value}" for name, value in (("workers", workers), ("epochs", epochs)) if value]
         changes += [] if max_steps is None else [f"--max-steps={max_steps}"]
@@ -131,7 +129,6 @@ def run(
     arguments: options.Arguments = None,
     tensorboard: options.TensorBoard = False,
     dry_run: options.DryRun = False,
-    unchecked: options.Unchecked = False,
 ) -> int:
     """Train a program once, on one or more workers.
 
@@ -141,40 +138,14 @@ def run(
     A policy is one of elastune's, one of a plug-in, or a class of FILE that inherits from elastune.Policy. With several
     policies, all are asked.
 
-    With several slots in exact mode on the CPU, the first step begins with a proof: a few passes over up to 32 samples,
-    in at most a second, show whether the loss is a mean and has the same gradient on all workers. A loss that is a sum,
-    and a gradient that depends on the worker, are refused.
+    On the CPU, with several slots, or several workers in fast mode, the first step begins with a proof. A few passes
+    over up to 32 samples, in at most a second, show whether the loss is a mean and has the same gradient on all
+    workers. A loss that is a sum, and a gradient that depends on the worker, are refused.
 
     Exit code 1: the run failed. Exit code 75: SIGTERM has ended it, or the machine is about to be taken away, as
     SIGUSR1 or another notice said; the run has written a checkpoint, and the same command with --resume goes on.
-
-    --json: {kind: "run", sha256 (of weights, buffers and optimizer state), metrics, evaluated_on: {metric: samples},
-    seconds (of training), steps, samples, workers, hosts, mode, compress, mechanism, mesh (where one was asked for),
-    num_slots, sync, sync_changes: [{step, strategy (where it changed), topology (where it changed), why}], seed,
-    config, stopped, stop_why, step_s, wait_s, changes (how often the workers changed), median_pause_s, longest_pause_s,
-    steps_discarded, rounds_short (rounds that ended without a learner), samples_left_out (with these learners),
-    worker_steps: [{rank, step_s, busy_s, share}], memory: [{rank, parameters, gradients, optimizer, copies,
-    activations, peak}] (bytes, measured in one step), sent_bytes (of all workers' collectives, in an average step),
-    out}.
-
-    With policies or monitors also adapt: {policies, decisions (how many were applied), disagreed, refused, failed
-    (calls that raised), not_measured: {monitor: why}, noise_scale, noise_scale_error, batch_size, lr (all four as
-    measured last), batch_verdict (whether the batch is beyond the noise scale, in a sentence, or null)}.
-
-    With --accept-changes also changes_accepted: what has changed, from which step on.
-
-    With --chaos also chaos: {faults: {kind: count}, not_injected: {fault: why}, changes, median_pause_s,
-    longest_pause_s, steps_discarded, steps_lost, ledger: {exact, steps, samples}, undisturbed_sha256, equal, verified
-    (false where too few faults happened; null without --chaos-verify)}.
-
-    With --price or --prices also money, as elastune report tells it.
-
-    A run that fails prints {kind: "run", failed: {reason, detail, rank, exit_code, wanted_bytes (where memory ran
-    out)}}, with mode, compress, mechanism, mesh, num_slots, sync, sync_changes, seed, config and out as above.
-
-    With --dry-run {kind: "dry_run", command: "run", program, out, cluster, seed, config, batch_size (where the config
-    has it), workers, mesh, mechanism, mode, num_slots, micro_batch, device, most_workers, sync, policies, copies_note}.
     """
+    from elastune.runtime.job.checked_programs import with_proof
     from elastune.runtime.placement import from_environment
 
     place = from_environment(os.environ)
@@ -189,7 +160,8 @@ def run(
     out = output.choose(settings.out, file, "run", resume=settings.resume)
     execution_on = _execution_settings(settings, execution_options, out)
     program = output.program(file, arguments, out, resume=settings.resume)
-    spec = _proved(_spec(settings, execution_options.mesh, place, program, out, execution_on), unchecked=unchecked)
+    spec = _spec(settings, execution_options.mesh, place, program, out, execution_on)
+    spec = with_proof(spec, unchecked=settings.unchecked)
     spot = _spot(spec) if spec.adapt.policies else None
     if place is not None:
         if spot is not None:
@@ -232,16 +204,6 @@ def _spec(
     return settings.spec(program, out, execution_on(begin), elastic)
 
 
-def _proved(spec: RunSpec, *, unchecked: bool) -> RunSpec:
-    """``spec``, with the proof that its slots train as one pass a batch, where it has several."""
-    from elastune.runtime.job.checked_programs import is_checked
-
-    if spec.execution.mode != "exact" or spec.execution.num_slots == 1:
-        return spec
-    # --resume may find nothing to go on with. Workers prove a first step alone, so others are not proved again.
-    return replace(spec, proves=not unchecked, checked=not spec.resume and is_checked(spec.program))
-
-
 def _checked(spec: RunSpec) -> tuple[bool, RunTracker]:
     """Make all checks before a worker starts. Returns whether workers may be adopted, and the progress tracker."""
     from elastune.runtime.job.resumption import accepted_changes, check_resumed, may_adopt
@@ -273,20 +235,14 @@ def _execution_settings(
     settings: RunSettings, execution_options: ExecutionOptions, out: Path
 ) -> Callable[[int], ExecutionSettings]:
     """The execution settings on a number of workers. A resumed run keeps those that change its result."""
-    from elastune.runtime.job.resumption import execution_at_start
+    from elastune.runtime.job.resumption import execution_at_start, with_recorded
 
     recorded = execution_at_start(out) if settings.resume else None
     high = settings.workers[1] if isinstance(settings.workers, tuple) else None
 
     def execution_on(workers: int) -> ExecutionSettings:
         execution = execution_options.execution(workers, high, settings.learners, local=settings.local)
-        if recorded is None or execution.mode != "exact":
-            return execution
-        kept = {"num_slots": recorded.num_slots}
-        if execution.parts.tensor and recorded.parts.tensor:
-            kept["virtual_tensor"] = recorded.virtual_tensor
-        values = execution_options.chosen
-        return execution.with_values({name: value for name, value in kept.items() if name not in values})
+        return with_recorded(execution, recorded, execution_options.chosen)
 
     return execution_on
 
@@ -428,8 +384,9 @@ def _print_outcome(out: Path, as_json: bool, chaos: Verdict | None = None, price
     failure = result.failure
     if chaos is not None:
         result = replace(result, data={**result.data, "chaos": chaos.data}, lines=(*result.lines, *chaos.lines))
+    page = None if failure is not None and failure.reason == "user_error" else _write_page(out)
     if failure is None or (as_json and failure.reason != "user_error"):
-        print_result(result, as_json=as_json)
+        print_result(result, as_json=as_json, report=page)
     if failure is not None:
         if chaos is not None and not as_json:
             print_lines("\n".join(chaos.lines))
@@ -439,6 +396,19 @@ def _print_outcome(out: Path, as_json: bool, chaos: Verdict | None = None, price
         print_error(f"{why}; go on with --resume --out {out}")
         return stopped_code() if result.stopped == "requested" else TRY_AGAIN
     return OK if result.stopped != "unfinished" and (chaos is None or chaos.good) else FAILED
+
+
+def _write_page(out: Path) -> str | None:
+    """Write the page of the run in ``out``; return its path, or None where it cannot be written."""
+    from elastune.core.journal.files import read
+    from elastune.report.page import write_run_report
+    from elastune.runtime.job.output import JOURNAL
+
+    try:
+        return str(write_run_report(read(out / JOURNAL), out, images=False))
+    except UserError as error:
+        print_error(f"no report was written: {error}")
+        return None
 
 
 def _explain(failure: RunFailed, out: Path) -> int:

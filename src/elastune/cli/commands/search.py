@@ -39,12 +39,6 @@ def tune(
     Without a preference (see elastune report --pick) it names up to three trials with a command each: the fastest
     within 1 % of the best, which is the pick; the best; and the cheapest within 5 % of the best, or that fulfils
     --until.
-
-    --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, execution}],
-    choices: [{trial, reason, values, command, found_after_s, batch_verdict (where its noise scale was measured)}], pick
-    (the first of choices, or null), seconds, reason (why it ended), out, report}, with --keep also kept: [{trial, size
-    (bytes)}]; with --accept-changes changes_accepted: what has changed, from which trial on. Front and choices are then
-    of the trials since. With --dry-run {kind: "dry_run", command: "tune", ...}.
     """
     from elastune.cli.dry_run import of_study, print_dry_run
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries
@@ -102,24 +96,6 @@ def frontier(
     confirming what was found with fresh seeds. The first steps tell what there is time for. What is shortened or left
     out is said. Where the search would get less than 40 %, the command ends with exit code 2 and the budget that it
     needs; with --short it goes on without a search. --budget auto takes as long as all of it needs.
-
-    --json: {kind: "frontier", quality, direction, target, price_per_worker_hour, rows: [{role, workers, mechanism,
-    mesh, batch_size, lr, lr_rule, quality, quality_label, ci: [low, high], verdict ("holds", "not shown", "falls"),
-    loss, loss_bound, margin, pairs, test_samples, seconds, seconds_label, seconds_factor, throughput,
-    scaling_efficiency (of the same settings on the fewest workers, or null), scaling_label (measured or modelled),
-    cost, time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, execution,
-    differences (execution settings that differ from the request), scaling: [{workers, seconds, seconds_label,
-    seconds_factor, cost}] (the same settings on each number of workers), seed_values, seed_seconds, ...}], answer:
-    {sentence, conclusion, pick (a row's number or null), settings_name, settings, workers, total, naive, more_workers,
-    cheapest, fastest (each null or {workers, beside_workers, times_as_fast, low, high, label, times_the_cost, beside}),
-    fastest_row, fastest_command, shown, more_seeds, this_machine: {cores, gpus, row, command}, naive_rule, not_done,
-    command, command_trial, command_metrics and command_note (the training of the pick's row that the command repeats,
-    what it reports, and that in words)} (docs/frontier.md has what each means), reasons: [{weight, text}], model_errors
-    (predicted over measured), links (on several hosts: {name: {latency_s, seconds_per_byte}}), volumes (hypervolumes at
-    equal budget: {budget_s, reference: {quality, seconds, cost}, sides: [{side, volume, ci, seeds, points, trainings,
-    of, spent_s, equal, scoring_s, against (what the intervals say of it and the naive rule)}]}), phases: {budget_s,
-    planned and took: {phase: seconds}, seeds, left_out} or null, seconds, reason, out, report}.
-    With --dry-run {kind: "dry_run", command: "frontier", ...}.
     """
     from elastune.cli.dry_run import of_frontier, print_dry_run
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries

@@ -224,13 +224,6 @@ def simulate(
     config costs on spot and on-demand workers, and when it is done. Beside that stand on-demand workers alone, restarts
     from checkpoints, and the least that it could have cost. FILE may also be the output folder of a run that has ended:
     the measured time of its steps is used.
-
-    --json: the object of elastune tune, and simulated: {workers, seconds, real_seconds, used (part of the workers' time
-    that trials had), source}.
-
-    --json for the cost: {kind: "forecast", work_s, deadline_s, workers, source, ways: [{name, cost, over_optimum,
-    in_time, goodput, done_s (null: not done), done, spot_s, on_demand_s, useful_s (all three worker-seconds), changes,
-    losses}]}. The last way, the hindsight optimum, has a cost only.
     """
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries
     from elastune.tuning.simulate.cluster import WorkerFailures

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from elastune.core.journal.run_records import Count, Whole, Words
+from elastune.core.journal.run_records import Count, Number, Whole, Words
 
 # Records of sync strategies.
 
@@ -185,3 +185,12 @@ class Proved:
     loss: Literal["", "mean", "unequal mean", "samples", "unknown"] = ""
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     kind: Literal["proved"] = "proved"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TrialProved:
+    """A trial has proved its first step. The proof counts for later trials with the same kind of loss."""
+
+    trial: Number
+    proof: Proved
+    kind: Literal["trial_proved"] = "trial_proved"

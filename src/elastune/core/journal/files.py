@@ -219,6 +219,25 @@ def check_unwritten(path: Path) -> None:
     _locked_here.discard(_lock_path(path))
 
 
+def writer_of(path: Path) -> int | None:
+    """Return the pid of the process that writes the journal ``path`` on this machine; None if none does."""
+    lock = _lock_path(path)
+    if lock in _locked_here:
+        return os.getpid()
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # closing the file gives it back
+        return None
+    except (BlockingIOError, PermissionError):
+        owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        return int(owner) if owner.isascii() and owner.isdigit() and int(owner) > 1 else None
+    finally:
+        os.close(descriptor)
+
+
 def _lock_path(path: Path) -> Path:
     real = path.resolve()
     return real.with_name(real.name + ".lock")

@@ -23,6 +23,7 @@ from elastune.core.journal.execution_records import (
     SyncChanged,
     SyncChangesUnreached,
     TopologyChanged,
+    TrialProved,
 )
 from elastune.core.journal.frontier_records import (
     Conclusion,
@@ -180,6 +181,7 @@ __all__ = [
     "TrialFinished",
     "TrialPaused",
     "TrialProgressed",
+    "TrialProved",
     "TrialReallocated",
     "TrialRegrouped",
     "TrialReported",
@@ -209,6 +211,7 @@ Record = Annotated[
     | LayersDivided
     | LinkMeasured
     | Proved
+    | TrialProved
     | RunFinished
     | RunFailed
     | StepsCompleted

@@ -153,17 +153,14 @@ class Sync(ABC):
         self._part.record("elements", elements)
         self._part.record("counted", weight)
 
-    def divide_by_counts(self, *, may_be_empty: bool = False) -> None:
+    def divide_by_counts(self) -> None:
         """After the sums: make a sum of losses times their elements the mean over all elements of the global batch.
 
         Gradients and statistics are divided by the mean number of elements per sample. It does nothing where no loss
-        had a count.
-
-        Args:
-            may_be_empty: No element may have been counted; gradients are then zero.
+        had a count, and where no element was counted: gradients and the loss are zero then.
 
         Raises:
-            UserError: Where only a part of the losses had a count; or where no element was counted.
+            UserError: Where only a part of the losses had a count.
         """
         counted, elements = (self.statistics.parts.get(name, 0.0) for name in ("counted", "elements"))
         if not counted:
@@ -171,11 +168,8 @@ class Sync(ABC):
         if abs(counted - 1.0) > MIXED:
             rule, value = "all losses of a global batch have a count, or none", f"{counted:.0%} of it has one"
             raise UserError(rule, value, "pass count= in each call, also where it is 0")
-        if elements == 0 and may_be_empty:
-            return
         if elements == 0:
-            rule, fix = "a mean over elements needs one in the global batch", "leave out samples without a target"
-            raise UserError(rule, "count=0 in all of its slots", fix)
+            return
         self.replica.divide(elements)
         self.statistics = self.statistics.divided(elements)
 

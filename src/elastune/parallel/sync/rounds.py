@@ -147,7 +147,7 @@ class RoundSync(Sync):
         self._learner_sync.wants_statistics = self.wants_statistics
         self._learner_sync.backward(loss, self._within(share))
         if share.ends_update:
-            self._learner_sync.divide_by_counts(may_be_empty=True)
+            self._learner_sync.divide_by_counts()
             parts = self._learner_sync.statistics.parts
             weighted = [parts.get(name, 0.0) * share.counts for name in STATISTICS]
             self._sums = [a + b for a, b in zip(self._sums, weighted, strict=True)]
@@ -160,7 +160,7 @@ class RoundSync(Sync):
     def count_elements(self, elements: float, weight: float) -> None:
         self._learner_sync.count_elements(elements, weight)
 
-    def divide_by_counts(self, *, may_be_empty: bool = False) -> None:
+    def divide_by_counts(self) -> None:
         """Do nothing: each learner has divided its own gradients before its step."""
 
     def _mix(self) -> None:

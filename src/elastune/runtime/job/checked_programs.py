@@ -8,9 +8,10 @@ digest. Imports no torch.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
-from elastune.core.run import Program
+from elastune.core.run import Program, RunSpec
 from elastune.train.program.source import program_digest
 
 MOST = 1000
@@ -56,6 +57,22 @@ def is_checked(program: Program) -> bool:
         return (checked_folder() / program_digest(program)).is_file()
     except (OSError, ValueError, SyntaxError, RecursionError):  # the run of the file will report the error
         return False
+
+
+def with_proof(spec: RunSpec, *, unchecked: bool = False) -> RunSpec:
+    """Return ``spec`` with a proof in its first step, where several slots or workers share a global batch.
+
+    Each run proves it again. No digest of a program covers what may choose its loss: settings, data, environment
+    variables, installed packages.
+
+    Args:
+        spec: The run.
+        unchecked: Whether to leave the proof out.
+    """
+    if not spec.shares_batches:
+        return spec
+    # --resume may find nothing to go on with. Workers prove a first step alone, so others are not proved again.
+    return replace(spec, proves=not unchecked, checked=not spec.resume and is_checked(spec.program))
 
 
 def _forget_oldest(folder: Path) -> None:

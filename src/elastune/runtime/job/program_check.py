@@ -151,7 +151,7 @@ def check_program(
     """
     with (
         LocalCluster(capacity=WORKERS) as cluster,
-        LocalCluster(capacity=1) as fresh,
+        LocalCluster(capacity=1) as fresh,  # a server of its own, since Python draws another hash seed there
         tempfile.TemporaryDirectory(prefix="elastune-check-") as place,
     ):
         runs = ShortRunsOfProgram(program, config, Path(place), cluster, fresh, steps, seed, slots)

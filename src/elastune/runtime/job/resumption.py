@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from elastune.runtime.clusters.base import Cluster, Handle, SurvivingRun
 from elastune.runtime.job.output import JOURNAL, check_out
 from elastune.train.program.source import differences, source_of
 
+_GOES_ON = ("--resume", "--accept-changes")  # of a script's own command line, for ``elastune.run``
 _FIX_ARGUMENTS = "leave out what stands behind FILE and --"
 FIX = "undo that, or add --accept-changes to go on with it"
 _MARKS = b'"checkpointed"', b'"run_started"'  # a journal without both has no run to resume
@@ -131,6 +132,24 @@ def execution_at_start(out: Path) -> ExecutionSettings | None:
     return None if history is None else ExecutionSettings.from_json(history.first.execution)
 
 
+def with_recorded(
+    execution: ExecutionSettings, recorded: ExecutionSettings | None, chosen: Collection[str]
+) -> ExecutionSettings:
+    """Return ``execution`` with the settings that show in a resumed run's result, unless they are ``chosen`` anew.
+
+    Args:
+        execution: The execution settings.
+        recorded: Those with which the run began; None: it is no resumed run.
+        chosen: The names of the settings that the user has given.
+    """
+    if recorded is None or execution.mode != "exact":
+        return execution
+    kept = {"num_slots": recorded.num_slots}
+    if execution.parts.tensor and recorded.parts.tensor:
+        kept["virtual_tensor"] = recorded.virtual_tensor
+    return execution.with_values({name: value for name, value in kept.items() if name not in chosen})
+
+
 def arguments_at_start(out: Path) -> tuple[str, ...]:
     """Return the arguments of the program with which the run or study in ``out`` began; empty without one.
 
@@ -177,6 +196,8 @@ def check_resumed(spec: RunSpec) -> str:
         config = load_as_guest(spec.program, spec.seed).config
     for error in _differences(history, spec, config):
         raise error
+    if history.first.command is None:
+        _check_parsed(history.first, spec)
     return _schedules(history, spec, config)
 
 
@@ -218,6 +239,25 @@ def _differences(history: RunHistory, spec: RunSpec, defaults: Config) -> Iterat
     yield from _of_policies(history, spec)
     yield from _of_beginning(first, spec)
     yield from _of_length(history, spec, defaults)
+
+
+def _check_parsed(first: RunStarted, spec: RunSpec) -> None:
+    """Refuse other values of a Python script's own arguments. Its words may differ: they may say to resume."""
+    old, new = ([each for each in words if each not in _GOES_ON] for words in (first.arguments, spec.program.arguments))
+    if old == new:
+        return
+    from elastune.train.program.load import load_as_guest  # loads the program, and so torch
+
+    try:
+        then = load_as_guest(replace(spec.program, arguments=tuple(first.arguments)), spec.seed).config
+    except UserError:  # its parser no longer takes them
+        words = shlex.join(old) or None, shlex.join(new) or None
+        raise _differs("arguments of its program", words[0], words[1], "give the script the earlier ones") from None
+    now = load_as_guest(spec.program, spec.seed).config
+    for name in changed_settings(then, now):
+        if name not in spec.config:
+            fix = f"start the script with {name}={_short(then.get(name))}"
+            raise _differs(f"setting {name}", then.get(name, "not set"), now.get(name, "not set"), fix)
 
 
 def _differs(name: str, old: object, new: object, fix: str) -> UserError:

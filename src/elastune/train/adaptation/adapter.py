@@ -37,6 +37,8 @@ from elastune.train.training_state import TrainingState
 LEARNERS_DISTANCE, MIX_STALENESS, SENT_BYTES = "learners_distance", "mix_staleness", "sent_bytes"
 
 MEASURED_EVERY_S = 0.5  # seconds of training between two records of the signals
+LOSS_EVERY_S = 0.1  # the same where the loss alone is recorded
+LOSS_SHARE = 0.005  # of the training so far: a run without monitors records its loss ever more rarely
 WORKER_TIMES = 3  # numbers of one worker's times in the control vector
 _PARTS = {"monitors", "policies", "decisions", "at", "ramps"}  # of the state that joiners and checkpoints receive
 
@@ -85,6 +87,7 @@ class Adapter:
         monitoring: The monitors and their states.
         survives_divergence: Whether a policy handles a loss that diverges.
         exchanged: Counts what exchanges cost.
+        mean_loss: The training loss since the newest record of it.
         routing: Chooses how sums travel.
         votes: How many numbers of a control vector are votes.
     """
@@ -122,6 +125,7 @@ class Adapter:
         self._others = False  # waiting hooks have begun among other workers
         self._unsure = False  # another worker may have seen other values
         self._measured_s = -math.inf
+        self.mean_loss = MeanLoss()
         self._reported_unmeasured = False
         self.votes = len(self._decisions.vote())
 
@@ -240,17 +244,24 @@ class Adapter:
         batch_size = self._progress.batch_size or batch_size
         if self._adapts:
             self._call("after_step", trained, batch_size)
-        if self._progress.times.seconds - self._measured_s >= MEASURED_EVERY_S:
+        seconds = self._progress.times.seconds
+        every = MEASURED_EVERY_S if self._records_signals(trained) else max(LOSS_EVERY_S, LOSS_SHARE * seconds)
+        if seconds - self._measured_s >= every:
             self._report_measured(trained, batch_size)
         return ends
 
+    def _records_signals(self, trained: TrainingState) -> bool:
+        """Whether the run has monitors, or learners, whose distance matters; other runs record their loss alone."""
+        return bool(self.monitoring) or trained.sync.plan.in_rounds
+
     def _report_measured(self, trained: TrainingState, batch_size: int) -> None:
-        """Record the signals: in a run with monitors, and in any run with learners, whose distance matters."""
+        """Record the signals, or the mean loss since the last record where a run measures nothing else."""
         self._measured_s = self._progress.times.seconds
-        exchanged = self.exchanged.signals()  # on every worker, as any of them may become rank 0
-        if self._workers.rank == 0 and (self.monitoring or trained.sync.plan.in_rounds):
+        exchanged, loss = self.exchanged.signals(), self.mean_loss.take()  # on every worker: any may become rank 0
+        signals = {**(exchanged if self._records_signals(trained) else {}), **loss}
+        if self._workers.rank == 0 and (signals or self._records_signals(trained)):
             record = measured(self.snapshot(trained, batch_size))
-            self._send(replace(record, signals={**exchanged, **record.signals}))
+            self._send(replace(record, signals={**signals, **record.signals}))
 
     def _apply(self, trained: TrainingState, batch_size: int) -> bool:
         done = self._decisions.apply(trained, lambda: self.snapshot(trained, self._progress.batch_size or batch_size))
@@ -414,6 +425,23 @@ class Adapter:
         self._at = _Position(**state["at"])
         if resumed:
             self._at.began = self._at.resync_due = False
+
+
+class MeanLoss:
+    """The mean loss of the samples since it was last taken. Reading it changes nothing of the training."""
+
+    def __init__(self) -> None:
+        self._sum, self._samples = 0.0, 0
+
+    def add(self, loss: float, samples: int) -> None:
+        """Count a step's loss, the mean over its ``samples``."""
+        self._sum, self._samples = self._sum + loss * samples, self._samples + samples
+
+    def take(self) -> dict[str, tuple[float, float | None]]:
+        """Return the signal "loss" as a record has it, and begin anew; {} if no step was counted."""
+        mean, counted = self._sum / max(1, self._samples), self._samples > 0
+        self._sum, self._samples = 0.0, 0
+        return {"loss": (mean, None)} if counted else {}
 
 
 class ExchangeStatistics:

@@ -11,7 +11,8 @@ import linecache
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import FrameType
+from functools import cache
+from types import CodeType, FrameType
 
 from elastune.core.errors import UserError
 from elastune.core.formatting import cut
@@ -22,7 +23,7 @@ ACCUMULATE = "call it in each pass, with the whole batch_size (--micro-batch sav
 LEAVE = "put 'if session.ends_step:' around it, or use --max-steps"
 _GUARD = "ends_step"
 _UPDATES = {"step", "zero_grad", "backward", "backward_global"}
-_ACTS = _UPDATES | {"save", "save_best", "stop", "change", "set_sync", "resize"}
+_OF_SESSION = {"save", "save_best", "stop", "change", "set_sync", "resize"}  # other objects may have such methods
 LONGEST = 60
 
 
@@ -46,23 +47,28 @@ def refuse_counted_slots(caller: FrameType) -> None:
 
     ``caller``: where the program calls ``session.batches``. Files that cannot be read, and adapters, are not judged.
     """
-    file, line = caller.f_code.co_filename, caller.f_lineno
     if caller.f_globals.get("__name__", "").startswith(f"{__name__.partition('.')[0]}."):
         return
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return
-    for finding in sorted(findings(tree, line), key=lambda each: each.line):
-        place = f"{os.path.basename(file)}:{finding.line}: {cut(finding.text, LONGEST)}"
+    if (finding := _first_finding(caller.f_code, caller.f_lineno)) is not None:
+        place = f"{os.path.basename(caller.f_code.co_filename)}:{finding.line}: {cut(finding.text, LONGEST)}"
         raise UserError(RULE, place, finding.fix)
+
+
+@cache
+def _first_finding(code: CodeType, line: int) -> LoopFinding | None:
+    """The first finding in the loop of the call in ``line`` of ``code``. Cached: a program calls once an epoch."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):
+        return None
+    return min(findings(tree, line), key=lambda each: each.line, default=None)
 
 
 def findings(tree: ast.Module, line: int) -> Iterator[LoopFinding]:
     """The findings in the loop over the batches of the ``session.batches`` that is called in ``line``."""
     function = _innermost(tree, line)
     for loop in _loops(function, line):
-        yield from _BatchLoop(function, loop).findings()
+        yield from _BatchLoop(function, loop, _session_in(function, line)).findings()
 
 
 def _innermost(tree: ast.Module, line: int) -> ast.AST:
@@ -99,6 +105,12 @@ def _calls_batches(node: ast.AST, line: int) -> bool:
     )
 
 
+def _session_in(function: ast.AST, line: int) -> str:
+    """What the program calls its session in the call of ``session.batches`` in ``line``."""
+    calls = (each.func for each in ast.walk(function) if isinstance(each, ast.Call) and _calls_batches(each, line))
+    return next((ast.unparse(f.value) for f in calls if isinstance(f, ast.Attribute) and f.attr == "batches"), "")
+
+
 def _around(node: ast.AST) -> Iterator[ast.AST]:
     """``node`` and what is below it, without the arguments of ``session.batches``."""
     yield node
@@ -131,10 +143,10 @@ def _is_flag(node: ast.AST, names: Iterable[str]) -> bool:
 
 
 class _BatchLoop:
-    """A loop over batches, in its function."""
+    """A loop over batches, in its function; ``session``: what the function calls its session."""
 
-    def __init__(self, function: ast.AST, loop: ast.For) -> None:
-        self._function, self._loop = function, loop
+    def __init__(self, function: ast.AST, loop: ast.For, session: str) -> None:
+        self._function, self._loop, self._session = function, loop, session
         guards = [n for n in ast.walk(loop) if isinstance(n, (ast.Assign, ast.AugAssign)) and _is_guard(n.value)]
         flags = {t.id for n in guards if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
         counts = {n.target.id for n in guards if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
@@ -181,7 +193,7 @@ class _BatchLoop:
         """Where the function acts by ``counters``."""
         for node, here in self._below(self._function, counters):
             if isinstance(node, (ast.If, ast.While)) and _decides(node.test, here):
-                acts = set(_acts([*node.body, *node.orelse]))
+                acts = set(_acts([*node.body, *node.orelse], self._session))
                 if isinstance(node, ast.While):  # the batch loop itself is a for
                     acts.add("while")
                 if acts:
@@ -278,11 +290,20 @@ def _decides(test: ast.AST, counters: set[str]) -> bool:
     return False
 
 
-def _acts(body: list[ast.stmt]) -> Iterator[str]:
-    """The names of what ``body`` does to the training."""
-    for statement in body:
-        for node in ast.walk(statement):
-            if isinstance(node, (ast.Break, ast.Return, ast.Continue)):
-                yield type(node).__name__.lower()
-            if _called(node) in _ACTS:
-                yield _called(node)
+def _acts(body: Iterable[ast.AST], session: str, *, in_loop: bool = False) -> Iterator[str]:
+    """The names of what ``body`` does to the training.
+
+    Pictures, logs and files of its own (``image.save()``) are not among them. Neither is what leaves an inner loop
+    (``in_loop``).
+    """
+    for node in body:
+        leaves = isinstance(node, ast.Return) or (isinstance(node, (ast.Break, ast.Continue)) and not in_loop)
+        name = _called(node)
+        of_session = isinstance(node, ast.Call) and ast.unparse(node.func) == f"{session}.{name}"
+        if leaves:
+            yield type(node).__name__.lower()
+        if name in _UPDATES or (name in _OF_SESSION and of_session):
+            yield name
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            inner = in_loop or isinstance(node, (ast.For, ast.AsyncFor, ast.While))
+            yield from _acts(ast.iter_child_nodes(node), session, in_loop=inner)

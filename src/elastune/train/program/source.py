@@ -32,6 +32,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 _NOT_OWN = {*sys.stdlib_module_names, "elastune"}
 
 _RECORDED_APART = frozenset({"config"})  # the settings, which the session gives and the journal records
+PARSERS = {"absl", "click", "docopt", "fire", "hydra", "jsonargparse", "simple_parsing", "typer", "tyro"}  # of words
 _BY_ANY_NAME = {"globals", "vars", "eval", "exec"}  # a program that calls one of these may use anything in its file
 
 # Functions that draw from the machine instead of a seeded stream; those of WITHOUT_SEED only without arguments.
@@ -292,11 +293,27 @@ def program_digest(program: Program) -> str:
 
     Two programs that agree in it train alike. Names are followed to functions, classes, constants and imports; code at
     the top level that binds no name, or is decorated, counts, too. Modules that the file imports are not followed. The
-    search space, the objectives, docstrings and ``__main__`` do not count.
+    search space, the objectives, docstrings and ``__main__`` do not count. The program's own arguments count where
+    something else than ``argparse`` reads them: what that returns are settings.
     """
     tree = without_docstrings(ast.parse(program.path.read_bytes()))
-    text = "\n".join(ast.unparse(statement) for statement in used_by_training(tree, program.train))
+    used = used_by_training(tree, program.train)
+    text = "\n".join(ast.unparse(statement) for statement in used)
+    if program.arguments and any(map(_reads_words, used)):
+        text += repr(program.arguments)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _reads_words(node: ast.AST) -> bool:
+    """Whether ``node`` reads the program's own arguments by other ways than ``argparse``."""
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("parse_args", "parse_known_args"):
+        return False
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        if any(module.partition(".")[0] in PARSERS for module in modules):
+            return True
+    named = getattr(node, "attr", getattr(node, "id", ""))
+    return named == "argv" or any(map(_reads_words, ast.iter_child_nodes(node)))
 
 
 def used_by_training(tree: ast.Module, train: str, *, config: bool = False) -> list[ast.stmt]:

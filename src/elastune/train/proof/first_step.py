@@ -38,7 +38,16 @@ MEAN_LOSS: Final = "mean"
 SUM_LOSS: Final = "sum"
 UNKNOWN: Final = "unknown"
 SAME_NORM = 1e-3  # relative; what depends on the worker differs by more
+IN_PROOF = "ELASTUNE_PROOF"
+"""This environment variable is set to 1 in the fork alone: a program may leave out there what acts elsewhere."""
 UNCHECKED = "--unchecked goes on without this proof"
+SUMMED = "a loss that several slots share is a mean over samples"
+APART = "the same samples have the same gradient on all workers"
+MISTAKES = {
+    SUMMED: f"say session.backward(loss, reduction='sum'), give the mean, or use one worker and one slot; {UNCHECKED}",
+    APART: f"let loss, model and seeds depend on neither session.rank nor session.size; {UNCHECKED}",
+}
+"""The mistakes that end a training, and what to write."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,7 @@ class FirstStep:
         signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
         os.close(read)
         self._pipe, self.in_fork = write, True
+        os.environ[IN_PROOF] = "1"
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in (1, 2):
             os.dup2(nowhere, descriptor)
@@ -194,13 +204,11 @@ class FirstStep:
             if each.loss == SUM_LOSS:
                 at = f"{name}:{','.join(map(str, each.lines))}" if each.lines else name
                 value = f"{at}: twice the samples have {each.ratio:.3g} times the gradient, as a sum has"
-                fix = f"say session.backward(loss, reduction='sum'), give the mean, or use --slots 1; {UNCHECKED}"
-                raise UserError("a loss that several slots share is a mean over samples", value, fix)
+                raise UserError(SUMMED, value, MISTAKES[SUMMED])
         known = [each for each in seen if each.norms]
         if len({each.content for each in known}) == 1 and not all(_agree(known[0], each) for each in known):
             value = f"{name}: the first {MOST_SAMPLES} samples or fewer have other gradients on other workers"
-            fix = f"let loss, model and seeds depend on neither session.rank nor session.size; {UNCHECKED}"
-            raise UserError("the same samples have the same gradient on all workers", value, fix)
+            raise UserError(APART, value, MISTAKES[APART])
         return seen[0].loss if seen[0].loss != SUM_LOSS else UNKNOWN
 
 

@@ -279,7 +279,7 @@ class CheckedFrontier:
         plain["policies"] = list(self.request.policies)
         plain["objectives"] = {o.name: o.direction for o in self.axes}
         plain["source"], plain["space"] = self.source, self.seen
-        del plain["accept_changes"]  # it holds for one call only
+        del plain["accept_changes"], plain["unchecked"]  # they hold for one call only
         return {"kind": "frontier", **plain}
 
 

@@ -34,6 +34,7 @@ from elastune.core.journal.records import (
     LinkMeasured,
     Phase,
     PhasesPlanned,
+    Proved,
     Record,
     RunFinished,
     StudyFinished,
@@ -50,6 +51,7 @@ from elastune.runtime.clusters.hosts import HostsCluster
 from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.clusters.registry import print_line
+from elastune.runtime.job.checked_programs import is_checked
 from elastune.runtime.job.interrupts import Interrupted, Interrupts
 from elastune.runtime.job.output import check_out
 from elastune.runtime.job.pool import Pool
@@ -80,7 +82,7 @@ from elastune.tuning.search.schedule import FixedTrial, FixedTrials, Schedule
 from elastune.tuning.search.suggester import Suggester
 from elastune.tuning.study.api import Train, program_of, results_folder
 from elastune.tuning.study.budget import Bounds
-from elastune.tuning.study.experiment import trials_left
+from elastune.tuning.study.experiment import TrialProofs, trials_left
 from elastune.tuning.study.proposals import Proposals
 from elastune.tuning.study.rebalancer import sharing
 from elastune.tuning.study.request import FrontierRequest, frontier_request
@@ -185,6 +187,8 @@ def frontier(
         job = _Frontier(plan, place, pool, keep, clock or SystemClock(), lambda: interrupts.count, before)
         stack.callback(job.loop.close)  # a cluster of the caller's stays open, but its trainings must end
         job.resume(changed)
+        if not before and is_checked(request.program):
+            keep(Proved("checked"))
         if isinstance(cluster, ClusterRequest) and isinstance(place, HostsCluster):
             place.gather(wanted, cluster.access.gather_s, lambda: interrupts.count > 0)
         return job.run(place.capacity if elsewhere else cores(), 1 if elsewhere else cores())
@@ -257,6 +261,7 @@ class _Frontier:
             self._keep,
             Keeper(KeepNothing(), cluster.files, request.out),
             share=sharing(request.trial_workers, plan.execution(plan.parts[-1])),
+            proofs=TrialProofs(unchecked=request.unchecked),
         )
         self._trainings = Trainings(self.loop.table)
         self._choice = Choice(plan, self._trainings)

@@ -16,12 +16,19 @@ from elastune.core.fields import keywords_of
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunFinished
 from elastune.core.journal.spending import RunMoney, money
-from elastune.core.mesh_choice import least_slots
+from elastune.core.mesh_choice import settled
 from elastune.core.run import Elastic, ExecutionSettings, Place, Program, RunSpec
 from elastune.runtime.clusters.kind import CapacityRequest, opened
 from elastune.runtime.clusters.registry import print_line
+from elastune.runtime.job.checked_programs import with_proof
 from elastune.runtime.job.output import JOURNAL, is_url, mirrored, next_folder
-from elastune.runtime.job.resumption import accepted_changes, check_resumed, execution_at_start, may_adopt
+from elastune.runtime.job.resumption import (
+    accepted_changes,
+    check_resumed,
+    execution_at_start,
+    may_adopt,
+    with_recorded,
+)
 from elastune.runtime.job.run import check_free, on_device, print_failure, run_here, run_job
 from elastune.runtime.job.validation import check_adapt, spot_watch
 from elastune.runtime.placement import from_environment
@@ -31,6 +38,7 @@ from elastune.train.program.load import end_import, load_as_guest
 from elastune.train.program.space import Space
 from elastune.tuning.study.request import StudyRequest, study_request
 from elastune.tuning.study.results import Study
+from elastune.tuning.study.resume import journaled_slots
 from elastune.tuning.study.run import tune as run_study
 from elastune.tuning.study.settings import StudySettings
 
@@ -106,7 +114,7 @@ def run(train: Train, settings: RunSettings) -> RunResult:
         fix = "give out=..., the same for all"
         raise UserError("workers of a launcher need one folder", settings.out or "no out", fix)
     with results_folder(settings.out, program, "run", resume=settings.resume) as folder:
-        spec = _spec(settings, program, folder, place)
+        spec = with_proof(_spec(settings, program, folder, place), unchecked=settings.unchecked)
         adopts = may_adopt(spec)
         if not adopts:
             accepted_changes(spec)
@@ -129,18 +137,19 @@ def run(train: Train, settings: RunSettings) -> RunResult:
 
 
 def _spec(settings: RunSettings, program: Program, folder: Path, place: Place | None) -> RunSpec:
-    """The run of ``settings``. Slots stay those of the run that is resumed, as far as they are not given."""
-    base = settings.execution or ExecutionSettings()
-    begin, elastic = settings.elastic(base.mesh)
-    workers = place.world if place is not None else base.workers if settings.workers is None else begin
-    slots = least_slots(replace(base, workers=workers), max(workers, elastic.high or 0))
-    slots = settings.choice.slots(slots) if settings.execution is None else slots
-    if settings.resume and settings.execution is None and base.mode == "exact":
-        recorded = execution_at_start(folder)
-        slots = slots if recorded is None else recorded.num_slots
+    """The run of ``settings``. What these leave open of the execution settings is decided as on the command line."""
+    chosen = _chosen(settings.execution, ExecutionSettings())
+    begin, elastic = settings.elastic(chosen["mesh"])
+    workers = None if settings.workers is None else begin
     if place is not None:
-        elastic = Elastic(collective_timeout_s=settings.collective_timeout_s)
-    return settings.spec(program, folder, replace(base, workers=workers, num_slots=slots), elastic)
+        workers, elastic = place.world, Elastic(collective_timeout_s=settings.collective_timeout_s)
+    execution = settled(chosen, workers, elastic.high, settings.learners)
+    recorded = execution_at_start(folder) if settings.resume else None
+    return settings.spec(program, folder, with_recorded(execution, recorded, chosen), elastic)
+
+
+def _chosen(execution: ExecutionSettings | None, default: ExecutionSettings) -> dict[str, Any]:
+    return (default if execution is None else execution).chosen
 
 
 @keywords_of(StudySettings)
@@ -177,22 +186,18 @@ def tune(train: Train, space: Space, settings: StudySettings) -> Study:
     """
     program = program_of(train)
     cluster = settings.place(settings.grace_s, print_line)
-    request = study_request(settings, program, Path(), _trial_execution(settings))
     with results_folder(settings.out, program, "tune", resume=settings.resume) as folder:
-        return run_study(replace(request, out=folder), space=space, cluster=cluster)
+        request = study_request(settings, program, folder, _trial_execution(settings, folder))
+        return run_study(request, space=space, cluster=cluster)
 
 
-def _trial_execution(settings: StudySettings) -> ExecutionSettings:
+def _trial_execution(settings: StudySettings, folder: Path) -> ExecutionSettings:
     """The execution settings of a trial, with slots for the most workers that it may have, and for each learner."""
-    base = settings.execution or StudyRequest.execution
-    if settings.trial_workers is None:
-        low, high = base.workers, base.workers
-    else:
-        low, high = settings.trial_workers
-    slots = least_slots(base, high)
-    if settings.execution is not None:
-        return replace(base, num_slots=slots)
-    return replace(base, workers=low, num_slots=settings.choice.slots(slots))
+    chosen = _chosen(settings.execution, StudyRequest.execution)
+    low, high = settings.trial_workers or (None, None)
+    execution = settled(chosen, None if chosen["mesh"] is not None else low, high, settings.learners)
+    slots = journaled_slots(folder) if settings.resume and "num_slots" not in chosen else None
+    return replace(execution, num_slots=slots or execution.num_slots)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""When a study ends: by its budget (trials, time, worker-hours), or by ``--until`` and ``--patience``.
+"""When a study ends: by its budget (trials, time, worker-hours), by ``--until`` and ``--patience``, or by a failure.
 
 The file also applies a user's prices to a request, and resumes the meter that counts the costs of trials.
 """
@@ -14,14 +14,18 @@ import numpy as np
 
 from elastune.core.clock import Clock
 from elastune.core.cost import Prices
-from elastune.core.errors import UserError
-from elastune.core.journal.records import Entry, Record, TrialFinished, TrialPaused, TrialStarted
+from elastune.core.errors import UserError, page_of
+from elastune.core.journal.records import Entry, Record, RunFailed, TrialFinished, TrialPaused, TrialStarted
 from elastune.core.journal.trials import TrialSummary, TrialTable, fold
-from elastune.runtime.job.pool import MoneyMeter, Pool
+from elastune.runtime.job.pool import JobEvent, MoneyMeter, Pool
+from elastune.train.checkpoints.checkpoint import UNWRITABLE
+from elastune.train.data.fingerprint import OTHER_DATA
+from elastune.train.program.source import EDITED
+from elastune.train.proof.first_step import MISTAKES
 from elastune.tuning.search.constraint import Constraint, fulfilled
 from elastune.tuning.search.objective import Floats, Objective, oriented
 from elastune.tuning.study.request import SearchRequest
-from elastune.tuning.study.trial_results import known, visible
+from elastune.tuning.study.trial_results import UNREPORTED, known, visible
 
 TICK_S = 0.01  # the shortest wait
 Request = TypeVar("Request", bound=SearchRequest)
@@ -239,3 +243,71 @@ def resume_meter(prices: Prices | None, before: Sequence[Entry], clock: Clock) -
     meter = MoneyMeter(prices, clock.wall() - clock.now() - (0.0 if prices.absolute else start_s))
     meter.costs.update({life.number: life.cost for life in fold(before).trials.values() if life.cost is not None})
     return meter
+
+
+# --- failures that end a study: no other trial would do better ---
+
+LOSSES = page_of("elastune.train.losses")
+MAX_FAILED_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
+
+
+class FailureLimit:
+    """Ends a study with an error if its first trials all raise, or all lack an objective."""
+
+    def __init__(self) -> None:
+        self._crashed_in_a_row = self._lacking_in_a_row = 0
+
+    def ended(self, event: JobEvent, table: TrialTable) -> None:
+        """Record that a trial ended. Raises ``UserError`` if no trial is likely to succeed."""
+        outcome = event.outcome
+        crashed = isinstance(outcome, RunFailed) and outcome.reason in ("exception", "user_error")
+        self._crashed_in_a_row = self._crashed_in_a_row + 1 if crashed else 0
+        if self._crashed_in_a_row >= MAX_FAILED_TRIALS and isinstance(outcome, RunFailed) and not _works(table):
+            rule = f"of the first {MAX_FAILED_TRIALS} trials one must not raise"
+            raise UserError(rule, outcome.detail, f"fix the program; a log is {event.spec.out / 'logs'}")
+        self._lacking_in_a_row = self._lacking_in_a_row + 1 if _lacks(table.trials[event.job]) else 0
+        if self._lacking_in_a_row >= MAX_FAILED_TRIALS:
+            self.over(table)
+
+    def over(self, table: TrialTable) -> None:
+        """Check the trials at the end of a study. Raises ``UserError`` if none works and one lacks an objective."""
+        if _works(table):
+            return
+        for life in table.trials.values():
+            if life.finished is not None and _lacks(life):
+                fix = "report it by session.report, or name another --objective"
+                value = f"trial {life.number} {life.finished.reason}"
+                raise UserError("an objective must be a metric that the program reports", value, fix)
+
+
+def _lacks(life: TrialSummary) -> bool:
+    return life.finished is not None and life.finished.reason.startswith(UNREPORTED)
+
+
+def _works(table: TrialTable) -> bool:
+    """Whether some trial has completed or paused, so that the program can be trained."""
+    lives = table.trials.values()
+    return any(life.state == "paused" or (life.finished and life.finished.state == "complete") for life in lives)
+
+
+def program_error(event: JobEvent) -> UserError | None:
+    """Return the error if a trial failed by no fault of its settings: program or data have changed, or the proof of
+    the first step has found a mistake in the program."""
+    outcome = event.outcome
+    if not isinstance(outcome, RunFailed):
+        return None
+    undo = "undo that, then --resume; or go on with it by --resume --accept-changes"
+    for rule, fix in {EDITED: undo, OTHER_DATA: undo, **MISTAKES}.items():
+        if rule in outcome.detail:
+            cause = outcome.detail.partition("(got ")[2].rpartition("): ")[0]  # the value in its worker's own error
+            page = LOSSES if rule in MISTAKES else None
+            return UserError(rule, f"trial {event.job}: {cause or outcome.detail}", fix, page)
+    return None
+
+
+def raise_if_disk_full(event: JobEvent) -> None:
+    """Raise ``UserError`` if a trial failed because the disk of its machine is full."""
+    outcome = event.outcome
+    if isinstance(outcome, RunFailed) and UNWRITABLE in outcome.detail:
+        cause = outcome.detail.partition("(got ")[2].rpartition("): ")[0]  # the value in its worker's own error
+        raise UserError(UNWRITABLE, f"trial {event.job}: {cause or outcome.detail}", "free space, then --resume")

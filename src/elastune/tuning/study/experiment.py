@@ -1,7 +1,7 @@
 """What a study loop runs: the ``Experiment`` contract, and ``Tuning``, the experiment of ``elastune tune``.
 
 An experiment turns a suggestion into a prepared trial, and the end of a trial into the result that the search sees.
-``elastune frontier`` has an experiment of its own.
+``elastune frontier`` has an experiment of its own. ``TrialProofs`` decides which trials prove their first step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from typing import Any, Protocol
 from elastune.adapt.policies.library.registry import NO_POLICY
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
-from elastune.core.journal.records import Entry, TrialFinished, TrialResumed, TrialStarted
+from elastune.core.journal.records import (
+    ChangesAccepted,
+    Entry,
+    Record,
+    TrialFinished,
+    TrialPaused,
+    TrialProved,
+    TrialResumed,
+    TrialStarted,
+)
 from elastune.core.journal.trials import TrialSummary, fold
 from elastune.core.run import Elastic, RunSpec, StartFrom
 from elastune.core.sync_plan import SYNC_NAMES, SyncChoice, chooses, strategy_settings
@@ -285,3 +294,85 @@ class Tuning:
 def trials_left(out: Path, before: Sequence[Entry]) -> bool:
     """Return whether workers of the study in ``out`` with the journal ``before`` may have survived its controller."""
     return any(left_behind(trial_folder(out, number)) is not None for number in fold(before).of("running"))
+
+
+# --- which trials prove their first step ---
+
+ProofKind = tuple[str, bool]
+"""What chooses the loss of a trial, and whether it has several workers."""
+
+
+class TrialProofs:
+    """The proofs of a study, from its journal.
+
+    One proof counts for all trials that the same program trains with the same kind of loss. Numbers of a config change
+    its size; a text or a switch, such as ``loss="focal"``, may choose another loss. With one worker a proof cannot show
+    gradients that depend on the worker, so the first trial on several workers proves its own.
+
+    Args:
+        unchecked: No trial proves anything.
+
+    Example:
+        >>> proofs = TrialProofs()
+        >>> proofs.wanted(4, spec)
+        True
+        >>> proofs.observe(TrialProved(4, Proved("first_step", "mean")))
+        >>> proofs.wanted(5, spec)
+        False
+    """
+
+    def __init__(self, *, unchecked: bool = False) -> None:
+        self._unchecked = unchecked
+        self._proved: set[ProofKind] = set()
+        self._asked: dict[int, ProofKind] = {}  # trials that run, and are to prove their first step
+        self._started: dict[int, TrialStarted] = {}  # under this or an earlier controller
+
+    def wanted(self, trial: int, spec: RunSpec) -> bool:
+        """Return whether ``trial`` is to prove its first step, and remember that it was asked to."""
+        kind = kind_of(spec.config, spec.execution.workers)
+        if self._unchecked or not spec.shares_batches or self._covered(kind):
+            return False
+        self._asked[trial] = kind
+        return True
+
+    def observe(self, record: Record) -> None:
+        """Take the next record of the journal. After an accepted change of the program nothing is proved."""
+        match record:
+            case ChangesAccepted():
+                self._proved.clear()
+            case TrialStarted(trial=trial):
+                self._started[trial] = record
+            case TrialProved(trial=trial) if trial in self._started:
+                started = self._started[trial]
+                workers = int(started.execution.get("workers", 1))
+                self._proved.add(self._asked.pop(trial, kind_of(started.config, workers)))
+            case TrialFinished(trial=trial) | TrialPaused(trial=trial):
+                self._asked.pop(trial, None)  # it has proved nothing: another trial may
+
+    def _covered(self, kind: ProofKind) -> bool:
+        known = {*self._proved, *self._asked.values()}
+        return kind in known or (kind[0], True) in known
+
+
+def kind_of(config: Mapping[str, Any], workers: int) -> ProofKind:
+    """Return what decides whether one proof counts for two trainings of a program.
+
+    Args:
+        config: The program's settings.
+        workers: The workers of the training.
+
+    Example:
+        >>> kind_of({"lr": 0.1, "loss": "focal"}, 2) == kind_of({"lr": 0.2, "loss": "focal"}, 4)
+        True
+    """
+    return repr(sorted(_choices("", config))), workers > 1
+
+
+def _choices(name: str, value: Any) -> list[tuple[str, str]]:
+    """The texts and switches of a config, and where it has numbers, by name."""
+    if isinstance(value, Mapping):
+        return [each for key, inner in value.items() for each in _choices(f"{name}.{key}", inner)]
+    if isinstance(value, list | tuple):
+        return [each for nth, inner in enumerate(value) for each in _choices(f"{name}[{nth}]", inner)]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return [(name, "number" if is_number else repr(value))]

@@ -14,6 +14,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import (
     Entry,
+    Proved,
     Record,
     ScalingPredicted,
     StudyFinished,
@@ -25,6 +26,7 @@ from elastune.core.journal.records import (
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
 from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.checked_programs import is_checked
 from elastune.runtime.job.interrupts import Interrupts
 from elastune.runtime.job.output import check_out
 from elastune.runtime.job.pool import MoneyMeter, Pool
@@ -36,7 +38,7 @@ from elastune.tuning.search.samplers import generation_size
 from elastune.tuning.search.schedule import Schedule
 from elastune.tuning.search.suggester import Suggester
 from elastune.tuning.study.budget import Bounds, StopRules, resume_meter
-from elastune.tuning.study.experiment import Tuning, trials_left
+from elastune.tuning.study.experiment import TrialProofs, Tuning, trials_left
 from elastune.tuning.study.proposals import NoProposals, Proposals
 from elastune.tuning.study.rebalancer import MAX_WAIT_S, MakeRebalancer, parse_allocation, sharing
 from elastune.tuning.study.request import StudyRequest
@@ -123,6 +125,8 @@ def tune(
         )
         stack.callback(loop.close)  # also after an error: a cluster of the caller stays open, but its trials must end
         loop.replay(before, settings, request.command, changed)
+        if not (before or request.simulated) and is_checked(request.program):
+            keep(Proved("checked"))
         if predicted is not None and predicted_in(before) is None:
             keep(predicted)
         if fixed_trials is not None:
@@ -255,6 +259,7 @@ def _loop(
         share=share,
         holding=holding,
         rules=rules,
+        proofs=TrialProofs(unchecked=request.unchecked),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastune.core.errors import UserError
-from elastune.core.fields import Notation, documented, setting
+from elastune.core.fields import COMMON, Notation, documented, setting
 from elastune.core.mesh import Mesh
 from elastune.core.notation import BOUNDS, COUNTS, MESHES, NAMED, SIZE, TIME, duration, duration_text
 from elastune.core.run import ExecutionSettings
@@ -20,6 +20,7 @@ from elastune.core.settings import (
     OutSettings,
     PriceFileSettings,
     PriceSettings,
+    ProofSettings,
     ResumeSettings,
     Settings,
     SyncSettings,
@@ -54,6 +55,7 @@ class TrialWorkersSettings(Settings):
         "Share the workers out among the trials that run. Each has HIGH slots and LOW to HIGH workers, whose "
         "number changes while it trains.",
         notation=BOUNDS,
+        panel="Search",
     )
 
     def __post_init__(self) -> None:
@@ -71,12 +73,14 @@ class SamplerSettings(Settings):
         "auto",
         "What proposes the settings of the next trial: auto, random, grid, tpe, gp, nsga2, nsga3, genetic or cmaes. "
         "See docs/spaces.md.",
+        panel="Search",
     )
     stopping: str = setting(
         "none",
         "Early stopping: none, asha, hyperband or pbt (population-based training), such as asha:eta=3,min_resource=1. "
         "See docs/studies.md.",
         metavar=NAMED,
+        panel="Search",
     )
 
 
@@ -90,6 +94,7 @@ class SearchSettings(TrialWorkersSettings, SamplerSettings, PriceSettings):
         '"accuracy >= 0.9", beside the constraints of the program\'s file. May be repeated.',
         "--constraint",
         metavar="TEXT",
+        panel="Search",
     )
 
 
@@ -102,6 +107,7 @@ class TargetSettings(Settings):
         'Measure the seconds of training until a report reaches this, such as "accuracy >= 0.97", as the metric '
         "seconds_to_target.",
         metavar="TEXT",
+        panel="Search",
     )
 
 
@@ -114,58 +120,68 @@ class StudySearchSettings(TargetSettings, SearchSettings):
         "A metric to optimise, such as accuracy:max, instead of the program's objectives. May be repeated.",
         "--objective",
         OBJECTIVES,
+        panel="Search",
     )
     trials: int | None = setting(
-        None,
-        "Number of trials to run. A study needs --trials, --budget, --worker-hours or --patience.",
+        None, "Number of trials to run. A study needs --trials, --budget, --worker-hours or --patience.", panel="Search"
     )
     budget_s: float | None = setting(
-        None, "Wall time that the search may take, such as 90s, 3m or 1.5h.", "--budget", TIME
+        None, "Wall time that the search may take, such as 90s, 3m or 1.5h.", "--budget", TIME, panel=COMMON
     )
-    worker_hours: float | None = setting(None, "Worker-hours (workers x hours) that all trials together may use.")
+    worker_hours: float | None = setting(
+        None, "Worker-hours (workers x hours) that all trials together may use.", panel="Search"
+    )
     until: Sequence[str] = setting(
         (),
         'End once a trial has reached this, such as "accuracy >= 0.98". May be repeated: one trial must then reach all '
         "of them.",
         metavar="TEXT",
+        panel="Search",
     )
     patience: int | None = setting(
         None,
         "End after this many trials in a row without a better one. With --sampler genetic it counts generations.",
+        panel="Search",
     )
     allocation: str = setting(
         "short_first",
         "How --trial-workers shares workers out: steepest (each worker goes where it adds most) or short_first "
         "(the same, and the longest trials wait). See docs/studies.md.",
         metavar=NAMED,
+        panel="Search",
     )
-    trial_timeout_s: float | None = setting(None, "Longest time of one trial: 30m.", "--trial-timeout", TIME)
+    trial_timeout_s: float | None = setting(
+        None, "Longest time of one trial: 30m.", "--trial-timeout", TIME, panel="Search"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOwnSettings(MonitorSettings):
     """What only a study has: its workers, what it takes over, what it measures, and what it keeps."""
 
-    workers: int = setting(1, "Number of worker processes for all trials together.")
+    workers: int = setting(1, "Number of worker processes for all trials together.", panel=COMMON)
     warm_start: Sequence[str | Path] = setting(
         (),
         "Output folder of an earlier study. Its best settings are tried first, and the sampler learns from its trials "
         "as far as they compare. May be repeated.",
+        panel="Search",
     )
     keep: str = setting(
         "none",
         "Trials whose weights and predictions are kept: none, all, front, best[:K] by each objective, diverse[:K] "
         "(predictions that differ most), last:K. Join several with +, such as front+last:3.",
         metavar="RULE",
+        panel="Search",
     )
     keep_bytes: int | None = setting(
-        None, "Most disk space for what --keep keeps, such as 500MB or 2GB.", "--keep-size", SIZE
+        None, "Most disk space for what --keep keeps, such as 500MB or 2GB.", "--keep-size", SIZE, panel="Search"
     )
     plan: str | Path | None = setting(
         None,
         "The --out folder of elastune plan. With --trial-workers, no trial gets more workers than the plan says are of "
         "use. Until steps are measured, the plan also decides how workers are shared out.",
         metavar="FOLDER",
+        panel="Search",
     )
 
     def __post_init__(self) -> None:
@@ -175,7 +191,7 @@ class StudyOwnSettings(MonitorSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonSettings(WaitSettings, ResumeSettings, TrainingSettings):
+class CommonSettings(WaitSettings, ResumeSettings, ProofSettings, TrainingSettings):
     """The settings of each training, and of the command that runs them: the same of a study and a frontier."""
 
 
@@ -201,36 +217,44 @@ class FrontierOwnSettings(SearchSettings):
     """What a frontier asks: worker counts and meshes, the quality to reach, and the time that it may take."""
 
     workers: Sequence[int] = setting(
-        (), "Worker counts, such as 1,2,4. [default: 1,2,4,8; beside --mesh none]", notation=COUNTS
+        (), "Worker counts, such as 1,2,4. [default: 1,2,4,8; beside --mesh none]", notation=COUNTS, panel=COMMON
     )
     meshes: Sequence[str | Mesh] = setting(
-        (), "A mesh to measure, too, such as data=2,shard=2. May be repeated.", "--mesh", MESHES
+        (), "A mesh to measure, too, such as data=2,shard=2. May be repeated.", "--mesh", MESHES, panel="Search"
     )
     budget_s: float | None = setting(
         180.0,
         "Wall time for all phases, such as 90s, 3m or 1.5h; auto: as long as they need.",
         "--budget",
         BUDGET,
+        panel=COMMON,
     )
-    short: bool = setting(False, "In a budget that is too small for a search, do the rest, and say what was left out.")
-    target: float | None = setting(None, "Value of --quality that must be reached, such as 0.95.")
-    quality: str | None = setting(None, "Objective that is the quality. [default: the first]")
+    short: bool = setting(
+        False, "In a budget that is too small for a search, do the rest, and say what was left out.", panel="Search"
+    )
+    target: float | None = setting(None, "Value of --quality that must be reached, such as 0.95.", panel="Search")
+    quality: str | None = setting(None, "Objective that is the quality. [default: the first]", panel="Search")
     margin: float | None = setting(
         None,
         "By how much quality may be worse than on the smallest worker count and still hold. "
         "[default: a hundredth of the metric's range, or a fiftieth of its value there]",
+        panel="Search",
     )
-    seeds: int = setting(3, "Number of trainings, each with its own seed, for a cell of the table; at least 2.")
+    seeds: int = setting(
+        3, "Number of trainings, each with its own seed, for a cell of the table; at least 2.", panel="Search"
+    )
     policies: Sequence[str] = setting(
         (),
         "A policy to train and compare with static settings, such as gns:max_batch=2048. May be repeated.",
         "--policy",
         metavar=NAMED,
+        panel="Training",
     )
     throughput: bool = setting(
         False,
         "Try other threads, mechanisms, routes, bucket sizes and micro-batches in short runs, and use what gives the "
         "same bits sooner. They take part of the budget.",
+        panel="Search",
     )
 
     def __post_init__(self) -> None:

@@ -24,10 +24,10 @@ from elastune.core.journal.records import (
     Entry,
     LinkMeasured,
     ProposalAsked,
+    Proved,
     Record,
     Regrouped,
     Reported,
-    RunFailed,
     RunFinished,
     StartedFrom,
     StudyFinished,
@@ -35,6 +35,7 @@ from elastune.core.journal.records import (
     TrialAdopted,
     TrialFinished,
     TrialPaused,
+    TrialProved,
     TrialRegrouped,
     TrialReported,
     TrialResumed,
@@ -47,17 +48,13 @@ from elastune.core.run import CommandLine
 from elastune.runtime.clusters.base import NoRoomError, SurvivingRun
 from elastune.runtime.job.pool import JobEvent, Pool, SurvivingJob
 from elastune.runtime.job.run import machine_context
-from elastune.train.checkpoints.checkpoint import UNWRITABLE
-from elastune.train.data.fingerprint import OTHER_DATA
-from elastune.train.program.source import EDITED
 from elastune.tuning.search.schedule import FixedTrial, ForkTrial, NewTrial, Resume, Schedule
-from elastune.tuning.study.budget import Bounds, Budget, StopRules
-from elastune.tuning.study.experiment import Experiment, PreparedTrial
+from elastune.tuning.study.budget import Bounds, Budget, FailureLimit, StopRules, program_error, raise_if_disk_full
+from elastune.tuning.study.experiment import Experiment, PreparedTrial, TrialProofs
 from elastune.tuning.study.proposals import WAIT_S, Proposals
 from elastune.tuning.study.rebalancer import MakeRebalancer, Rebalancer, rungs_passed
 from elastune.tuning.study.retention import Keeper
 from elastune.tuning.study.trial_progress import HeldTrials
-from elastune.tuning.study.trial_results import UNREPORTED
 from elastune.tuning.study.trials import check_params
 
 PAUSE_REASONS = {
@@ -68,7 +65,6 @@ PAUSE_REASONS = {
 WORKER_RECORDS = (TrialStartedFrom, TrialReported, TrialRegrouped, TrialPaused, TrialFinished)
 GRACE_S = 10.0  # for the checkpoints of trials that run when a study ends
 REPEATS = 30  # proposals in a row that were trained already: the space has hardly any others
-MAX_FAILED_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
 
 
 class StudyLoop:
@@ -86,6 +82,7 @@ class StudyLoop:
         share: Makes the rebalancer that moves workers between running trials; None: trials have fixed workers.
         holding: The trials that are held back; None: no trial is.
         rules: When the study ends by its results.
+        proofs: Which trials prove their first step; None: none does.
     """
 
     def __init__(
@@ -102,6 +99,7 @@ class StudyLoop:
         share: MakeRebalancer | None = None,
         holding: HeldTrials | None = None,
         rules: StopRules | None = None,
+        proofs: TrialProofs | None = None,
     ) -> None:
         self.table = TrialTable()
         self._experiment = experiment
@@ -116,6 +114,7 @@ class StudyLoop:
         self._rebalancer: Rebalancer | None = None
         self._keeper = keeper
         self._rules = rules or StopRules()
+        self._proofs = proofs or TrialProofs(unchecked=True)
         self._budget = Budget(self.table, pool, clock, self._rules)
         self._ready: PreparedTrial | None = None
         proposals.note = self.write_record
@@ -302,7 +301,8 @@ class StudyLoop:
     def _begin(self, ready: PreparedTrial, workers: int) -> None:
         """Start or resume a trial."""
         self._ready, ready = None, ready.on(workers)
-        ready = replace(ready, spec=replace(ready.spec, data_seen=self._data_seen))
+        proves = self._proofs.wanted(ready.number, ready.spec)
+        ready = replace(ready, spec=replace(ready.spec, data_seen=self._data_seen, proves=proves))
         self.write_record(ready.record)
         try:
             self._pool.start(ready.number, ready.spec)
@@ -370,6 +370,8 @@ class StudyLoop:
                 self.write_record(TrialAdopted(event.job, event.record))
             elif isinstance(event.record, StartedFrom):
                 self.write_record(TrialStartedFrom(event.job, event.record))
+            elif isinstance(event.record, Proved):
+                self.write_record(TrialProved(event.job, event.record))
             elif isinstance(event.record, LinkMeasured):
                 self.write_record(event.record)
             elif isinstance(event.record, ChangesAccepted) and self.table.since < self._first_new:
@@ -390,7 +392,7 @@ class StudyLoop:
         if event.paused_by is not None:
             self._paused(life, event, reason)
             return
-        if (error := change_error(event)) is not None:
+        if (error := program_error(event)) is not None:
             self._fatal_error = error
             return  # it has no result: a resumed study goes on with it
         raise_if_disk_full(event)
@@ -425,6 +427,7 @@ class StudyLoop:
     def _observe(self, entry: Entry) -> None:
         """Act on a new or replayed entry of the journal."""
         self.table.observe(entry)
+        self._proofs.observe(entry.record)
         number = getattr(entry.record, "trial", None)
         if self._holding is not None and (number is None or number >= self.table.since):
             self._holding.observe(entry)
@@ -736,64 +739,3 @@ def common_data(table: TrialTable) -> dict[str, Any] | None:
     contexts = [run.context.data for run in runs if run is not None and run.context is not None]
     data_sets: list[DataContext] = [data for data in contexts if data.samples]
     return asdict(data_sets[0]) if len(data_sets) > 1 and all(data == data_sets[0] for data in data_sets) else None
-
-
-# --- failures that end a study ---
-
-
-class FailureLimit:
-    """Ends a study with an error if its first trials all raise, or all lack an objective."""
-
-    def __init__(self) -> None:
-        self._crashed_in_a_row = self._lacking_in_a_row = 0
-
-    def ended(self, event: JobEvent, table: TrialTable) -> None:
-        """Record that a trial ended. Raises ``UserError`` if no trial is likely to succeed."""
-        outcome = event.outcome
-        crashed = isinstance(outcome, RunFailed) and outcome.reason in ("exception", "user_error")
-        self._crashed_in_a_row = self._crashed_in_a_row + 1 if crashed else 0
-        if self._crashed_in_a_row >= MAX_FAILED_TRIALS and isinstance(outcome, RunFailed) and not _works(table):
-            rule = f"of the first {MAX_FAILED_TRIALS} trials one must not raise"
-            raise UserError(rule, outcome.detail, f"fix the program; a log is {event.spec.out / 'logs'}")
-        self._lacking_in_a_row = self._lacking_in_a_row + 1 if _lacks(table.trials[event.job]) else 0
-        if self._lacking_in_a_row >= MAX_FAILED_TRIALS:
-            self.over(table)
-
-    def over(self, table: TrialTable) -> None:
-        """Check the trials at the end of a study. Raises ``UserError`` if none works and one lacks an objective."""
-        if _works(table):
-            return
-        for life in table.trials.values():
-            if life.finished is not None and _lacks(life):
-                fix = "report it by session.report, or name another --objective"
-                value = f"trial {life.number} {life.finished.reason}"
-                raise UserError("an objective must be a metric that the program reports", value, fix)
-
-
-def _lacks(life: TrialSummary) -> bool:
-    return life.finished is not None and life.finished.reason.startswith(UNREPORTED)
-
-
-def _works(table: TrialTable) -> bool:
-    """Whether some trial has completed or paused, so that the program can be trained."""
-    lives = table.trials.values()
-    return any(life.state == "paused" or (life.finished and life.finished.state == "complete") for life in lives)
-
-
-def change_error(event: JobEvent) -> UserError | None:
-    """Return the error if a trial failed because program or data have changed, which is no result of its settings."""
-    outcome = event.outcome
-    for rule in (EDITED, OTHER_DATA):
-        if isinstance(outcome, RunFailed) and rule in outcome.detail:
-            cause = outcome.detail.partition("(got ")[2].rpartition("): ")[0]  # the value in its worker's own error
-            fix = "undo that, then --resume; or go on with it by --resume --accept-changes"
-            return UserError(rule, f"trial {event.job}: {cause or outcome.detail}", fix)
-    return None
-
-
-def raise_if_disk_full(event: JobEvent) -> None:
-    """Raise ``UserError`` if a trial failed because the disk of its machine is full."""
-    outcome = event.outcome
-    if isinstance(outcome, RunFailed) and UNWRITABLE in outcome.detail:
-        cause = outcome.detail.partition("(got ")[2].rpartition("): ")[0]  # the value in its worker's own error
-        raise UserError(UNWRITABLE, f"trial {event.job}: {cause or outcome.detail}", "free space, then --resume")

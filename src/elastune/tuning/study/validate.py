@@ -18,7 +18,7 @@ from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Entry, StudyStarted, TrialFinished, TrialStarted
 from elastune.core.journal.trials import Change
-from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec
+from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec, changed_settings
 from elastune.core.sync_plan import SyncChoice, chooses, in_full, strategy_settings
 from elastune.runtime.job.validation import check_adapt, check_execution, check_values, spot_of, why_impossible
 from elastune.train.checkpoints.start_from import digest_of_weights
@@ -89,7 +89,7 @@ class Plan:
         plain["warm_start"] = [str(path) for path in self.request.warm_start]
         plain["program_digest"] = program_digest(self.request.program)
         plain["source"], plain["space"] = self.source, self.seen
-        del plain["accept_changes"]  # it counts for one resumption only
+        del plain["accept_changes"], plain["unchecked"]  # they count for one call only
         return {"kind": "tune", **plain}
 
 
@@ -368,7 +368,17 @@ def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: ob
         if entries:
             raise UserError("only a study can be resumed as one", path, "use another --out")
         return
-    if started.command is None:  # arguments of a Python script, which may say to resume
+    if started.command is None:  # words of a Python script may say to resume; what its parser makes of them may not
+        if started.settings.get("arguments", []) != settings.get("arguments", []):
+            _check_parsed(started.settings.get("defaults") or {}, settings.get("defaults") or {})
         settings = {**settings, "arguments": started.settings.get("arguments", [])}
     for difference in differences(started.settings, settings):
         raise difference
+
+
+def _check_parsed(then: Config, now: Config) -> None:
+    """Refuse a study whose script now has other values of its own arguments."""
+    for name in changed_settings(then, now):
+        old, new = (repr(config.get(name, "not set"))[:80] for config in (then, now))
+        fix = f"start the script with {name}={old}, or another --out for another study"
+        raise UserError(f"a study resumes with the setting {name} it was begun with", f"{new}, begun with {old}", fix)
