@@ -157,8 +157,8 @@ def _segments(source: SourceText, site: TrainingSite) -> list[list[ast.stmt]]:
     training = functions_that_train(source)
     segments: list[list[ast.stmt]] = [[]]
     for statement in body[active[0] :]:
-        losses = backward_calls(statement) or [n for n in ast.walk(statement) if called(n) in training]
-        if losses and segments[-1] and any(_updates(source, each) for each in segments[-1]):
+        has_loss = bool(backward_calls(statement)) or any(called(n) in training for n in ast.walk(statement))
+        if has_loss and segments[-1] and any(_updates(source, each) for each in segments[-1]):
             segments.append([])
         segments[-1].append(statement)
     return _with_preparations(source, segments)

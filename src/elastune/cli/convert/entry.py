@@ -17,7 +17,6 @@ from elastune.cli.convert.training_path import ENTRY, backward_calls, functions_
 from elastune.core.errors import UserError
 
 RESERVED = {"space", "objectives", "constraints", "views", "surrogate", "config", ENTRY}
-PAGE = "see docs/programs.md"
 _ADAPTERS = {
     "accelerate": "its adapter takes the script with one other import: docs/programs.md#scripts-written-for-accelerate",
     "lightning": "its adapter takes the script: docs/programs.md#lightnings-trainer",
@@ -157,7 +156,7 @@ def _without_training(source: SourceText, name: str) -> tuple[str, str]:
     if backward_calls(source.tree):
         line = backward_calls(source.tree)[0].lineno
         return f"no line of {name} calls what holds line {line}", "give the file that starts the training"
-    return f"none in {name}", f"give the file with the loop, or change the lines by hand: {PAGE}"
+    return f"none in {name}", "give the file with the loop, or change the lines by hand"
 
 
 def _first_of_training(source: SourceText, trains: object) -> int:
@@ -184,7 +183,7 @@ def _shared_names(source: SourceText, inside: list[ast.stmt], others: list[ast.s
         name for node in ast.walk(source.tree) if isinstance(node, ast.Global) for name in node.names if name in bound
     }
     for statement in others:
-        for function in (each for each in ast.walk(statement) if isinstance(each, (*Function.__args__, ast.Lambda))):
+        for function in (each for each in ast.walk(statement) if isinstance(each, Function | ast.Lambda)):
             own = local_names(function) if isinstance(function, Function) else {a.arg for a in function.args.args}
             read = {e.id for e in ast.walk(function) if isinstance(e, ast.Name) and isinstance(e.ctx, ast.Load)}
             shared |= (read - own) & bound

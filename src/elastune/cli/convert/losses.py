@@ -66,7 +66,7 @@ def _values(source: SourceText, name: str, home: Function | None) -> list[ast.ex
         or (isinstance(node, ast.AugAssign) and dotted(node.target) == name and isinstance(node.op, ast.Add))
     ]
     here = [node for node in everywhere if source.function(node) is home]
-    return [node.value for node in here or everywhere]  # type: ignore[attr-defined]
+    return [node.value for node in here or everywhere]
 
 
 def unequal_count(source: SourceText, loss: ast.expr, home: Function | None) -> str:

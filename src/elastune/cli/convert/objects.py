@@ -13,6 +13,7 @@ from elastune.cli.convert.training_path import (
     backward_calls,
     is_optimizer,
     models_of,
+    names_in,
     path_to,
     resolve,
     step_calls,
@@ -51,7 +52,7 @@ def prepared(text: str, name: str) -> tuple[str, TrainedObjects]:
     if not optimizers or not models:
         rule = "an optimizer of the model's parameters() must be seen"
         missing = "no model" if optimizers else "no optimizer that steps"
-        raise UserError(rule, f"{missing} in {name}", "change the lines by hand: see docs/programs.md")
+        raise UserError(rule, f"{missing} in {name}", "change the lines by hand")
     trained = TrainedObjects(tuple(models), tuple(each.name for each in optimizers))
     names = ", ".join([*trained.models, *trained.optimizers])
     lines = [f"{names} = session.prepare({names})"]
@@ -104,7 +105,9 @@ def _path(source: SourceText, name: str) -> list[Frame]:
         path = path_to(source, home) if home is not None else []
         if path:
             return path
-    raise UserError("train must come to loss.backward()", f"no call leads there in {name}", "see docs/programs.md")
+    raise UserError(
+        "train must come to loss.backward()", f"no call leads there in {name}", "give the file that starts the training"
+    )
 
 
 def _optimizers(source: SourceText, path: list[Frame]) -> list[NamedObject]:
@@ -140,13 +143,25 @@ def _models(source: SourceText, path: list[Frame], optimizers: list[NamedObject]
         owners = models_of(source, value, home)
         if "self" in owners:
             rule = "a model and its optimizer are made outside of the model's class"
-            fix = "make the optimizer where the model is made: see docs/programs.md"
+            fix = "make the optimizer where the model is made"
             raise UserError(rule, f"self.parameters() at {source.name}:{each.made.lineno}", fix)
         roots = list(dict.fromkeys(_root(owner, home, source) for owner in owners))
         if not roots:
             roots = _passed_models(source, each, value)
+        roots = [_attribute_of(home, root) for root in roots] if each.name.startswith("self.") else roots
         names += [root for root in roots if root not in names]
     return names
+
+
+def _attribute_of(home: Function | ast.Module, name: str) -> str:
+    """``self.model``, where a constructor keeps its argument ``name`` there; else ``name``."""
+    for node in ast.walk(home):
+        target = dotted(node.targets[0]) if isinstance(node, ast.Assign) else ""
+        if not isinstance(node, ast.Assign) or not target.startswith("self.") or name not in names_in(node.value):
+            continue
+        if dotted(node.value) == name or called(node.value) in ("to", "cuda"):
+            return target
+    return name
 
 
 def _root(owner: str, home: Function | ast.Module, source: SourceText) -> str:

@@ -56,7 +56,7 @@ def site_of(source: SourceText) -> TrainingSite:
     first: UserError | None = None
     if not step_calls(source, source.tree):
         rule = "an optimizer of torch.optim must update the weights"
-        raise UserError(rule, f"no optimizer.step() in {source.name}", "see docs/programs.md")
+        raise UserError(rule, f"no optimizer.step() in {source.name}", "use one, such as torch.optim.SGD")
     for call in backward_calls(source.tree):
         home = source.function(call)
         path = path_to(source, home) if home is not None else []
@@ -67,7 +67,7 @@ def site_of(source: SourceText) -> TrainingSite:
         over_data = [each for each in stepping if is_over_data(source, each.loop)]
         if not stepping:
             rule = "a loop takes an optimizer step each time"
-            fix = "change the lines by hand: see docs/programs.md"
+            fix = "change the lines by hand"
             first = first or UserError(rule, f"none around {source.name}:{call.lineno}", fix)
             continue
         batches = (over_data or stepping)[-1]
@@ -77,7 +77,9 @@ def site_of(source: SourceText) -> TrainingSite:
             outer = [each for each in loops[: loops.index(batches)] if not bound_names(_target(each.loop)) & used]
         return TrainingSite(path, batches, outer[-1] if outer else None, bool(over_data))
     raise first or UserError(
-        "train must come to loss.backward()", f"no call leads there in {source.name}", "see docs/programs.md"
+        "train must come to loss.backward()",
+        f"no call leads there in {source.name}",
+        "give the file that starts the training",
     )
 
 

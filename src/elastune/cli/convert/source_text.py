@@ -242,7 +242,7 @@ def bound_names(node: ast.AST) -> set[str]:
             names.add(each.id)
         elif isinstance(each, (ast.Import, ast.ImportFrom)):
             names |= {alias.asname or alias.name.partition(".")[0] for alias in each.names}
-        elif isinstance(each, (*Function.__args__, ast.ClassDef)):
+        elif isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(each.name)
             continue
         elif isinstance(each, ast.ExceptHandler) and each.name:
