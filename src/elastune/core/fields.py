@@ -183,11 +183,12 @@ def check_types(settings: Any, without: Collection[str] = ()) -> None:
         Traceback (most recent call last):
         elastune.core.errors.UserError: epochs must be a whole number or None (got '3'): such as epochs=2
     """
-    for name, hint in _types(type(settings)).items():
+    kind: Any = type(settings)
+    for name, hint in _types(kind).items():
         value = getattr(settings, name)
         if name in without or _fits(value, hint):
-            if isinstance(value, Integral):
-                object.__setattr__(settings, name, value if isinstance(value, bool) else int(value))
+            if not isinstance(value, int) and isinstance(value, Integral):
+                object.__setattr__(settings, name, int(value))
             continue
         kinds = _members(hint)
         rule = f"{name} must be {' or '.join(_text_and_example(kind)[0] for kind in kinds)}"

@@ -244,7 +244,7 @@ def test_a_study_whose_program_is_edited_meanwhile_ends_and_goes_on_once_that_is
 
 
 def test_a_script_resumes_a_study_with_the_same_values_of_its_own_arguments(tmp_path: Path) -> None:
-    settings = checked(asked(tmp_path)).plan.settings
+    settings = checked(asked(tmp_path, simulated=True)).plan.settings
     begun = {**settings, "arguments": ["--lr", "0.1"], "defaults": {"lr": 0.1, "resume": False}}
     entries = [Entry(0.0, StudyStarted(begun))]
     same = {**settings, "arguments": ["--resume", "--lr=0.1"], "defaults": {"lr": 0.1, "resume": True}}
