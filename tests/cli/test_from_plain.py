@@ -99,6 +99,8 @@ def test_it_trains_to_the_same(
         ("x = 1\n", "with loss.backward.. in this file .got none in plain.py"),
         ("for epoch in range(3:\n", "must be Python .got plain.py:1"),
         ("from transformers import Trainer\nTrainer().train()\n", "Trainer has an adapter"),
+        (IMPORTS + LOOP.replace("at,", "session,"), "session names elastune's session .got plain.py:17"),
+        ("\0", "plain.py:1: source code"),
         ("import torch\nloss = torch.ones(1)\nloss.backward()\n", "no optimizer.step"),
         (f"{IMPORTS}def fit(model):\n    model.loss().backward()\n", "with loss.backward.. in this file"),
         (

@@ -35,6 +35,7 @@ def convert(text: str, name: str) -> Conversion:
     Example:
         >>> convert(Path("plain.py").read_text(), "plain.py").text
     """
+    text = text.removeprefix("\ufeff")
     text = without_launchers(text if text.endswith("\n") else f"{text}\n", name)
     text = with_entry(renamed(text, name), name)
     text = with_turns(without_accumulation(text, name), name)

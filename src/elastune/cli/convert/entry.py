@@ -26,8 +26,16 @@ _ADAPTERS = {
 
 
 def renamed(text: str, name: str) -> str:
-    """Give other names to what a script calls ``train``, ``config`` and the like: elastune reads these names."""
+    """Give other names to what a script calls ``train``, ``config`` and the like: elastune reads these names.
+
+    Raises:
+        UserError: The script has a ``session`` of its own.
+    """
     source = SourceText(text, name)
+    own = [each for each in ast.walk(source.tree) if isinstance(each, ast.Name | ast.arg)]
+    for each in own:
+        if "session" in (getattr(each, "id", ""), getattr(each, "arg", "")):
+            raise UserError("session names elastune's session", f"{name}:{each.lineno}", "give that another name first")
     bound = bound_names(source.tree)
     for guard in _guards(source):
         bound |= {each for statement in guard.body for each in bound_names(statement)}

@@ -35,7 +35,7 @@ class SourceText:
         try:
             self.tree = ast.parse(text)
         except (SyntaxError, ValueError) as error:
-            place = f"{name}:{getattr(error, 'lineno', 0)}: {getattr(error, 'msg', error)}"
+            place = f"{name}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}"
             raise UserError("a program must be Python", place, "mend it first") from None
         self.name, self.bytes = name, text.encode()
         self._line_starts = [0]
