@@ -130,7 +130,7 @@ MORE_OPTIONS = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,
 }  # options of the command that ``elastune resume`` repeats
-WITH_ARGUMENTS = run, check, tune, frontier, plan  # of the program's own
+WITH_ARGUMENTS = init, run, check, tune, frontier, plan  # of the program's own
 ABOUT_RESULTS = report, explain, predict, ensemble, soup, transfer, classes, join, export
 for command in (
     init,

@@ -27,6 +27,7 @@ PAGES = {
     "cli.commands.simulate.MarketOptions": "docs/spot.md",
     "cli.commands.simulate._recovery": "docs/spot.md",
     "cli.commands.simulate.job_of": "docs/spot.md",
+    "cli.convert": f"{PROGRAMS}#bring-your-script",
     "core.communication": "docs/topologies.md",
     "core.communication.Compression": "docs/compression.md",
     "core.mesh": "docs/meshes.md",

@@ -97,12 +97,14 @@ def check_against(
         raise UserError("--against must name an existing Python file", script, "check the path")
     with tempfile.TemporaryDirectory(prefix="elastune-against-") as place:
         folder = Path(place)
-        mine = _recorded(program, config, folder, steps, seed)
-        if not mine.steps:
+        run = _recorded(program, config, folder, steps, seed)
+        if not run.steps:
             return AgainstPlain(script.name, 0, 0.0, "the program took no step")
+        mine = by_batch(run)
+        turns = -(-len(run.steps) // len(mine.steps))
         plain = folder / "plain"
         plain.mkdir()
-        request = plain_request(mine, script, program.arguments, folder / "records", plain, seed)
+        request = plain_request(mine, script, program.arguments, folder / "records", plain, seed, turns)
         outcome = _run_script(request, folder)
         if outcome.problem:
             return AgainstPlain(script.name, 0, 0.0, outcome.problem)
@@ -125,7 +127,7 @@ def _recorded(program: Program, config: Config, folder: Path, steps: int, seed: 
     recording = Recording(str(records), beginning=True)
     with LocalCluster(capacity=1) as cluster, environment(VARIABLE, recording.encode()):
         run_job(spec, cluster=cluster)
-    return by_batch(read_run(records))
+    return read_run(records)
 
 
 def by_batch(run: RunRecord) -> RunRecord:
@@ -145,7 +147,7 @@ def by_batch(run: RunRecord) -> RunRecord:
 
 
 def plain_request(
-    mine: RunRecord, script: Path, arguments: Sequence[str], records: Path, plain: Path, seed: int
+    mine: RunRecord, script: Path, arguments: Sequence[str], records: Path, plain: Path, seed: int, turns: int = 1
 ) -> PlainRequest:
     """What ``script`` is to do to be compared with ``mine``.
 
@@ -156,13 +158,16 @@ def plain_request(
         records: The folder with the program's records.
         plain: The folder for the script's.
         seed: The seed of the program's run.
+        turns: How many steps the program takes with each batch.
     """
     epochs: dict[int, list[tuple[int, ...]]] = {}
     for step in mine.steps:
         epochs.setdefault(step.epoch, []).append(step.passes[0].numbers)
     batches, samples = tuple(map(tuple, epochs.values())), mine.steps[0].samples
     files = {"beginning": str(records / BEGINNING), "records": str(plain / "0.jsonl")}
-    return PlainRequest(str(script), tuple(arguments), batches=batches, samples=samples, seed=seed, **files)
+    return PlainRequest(
+        str(script), tuple(arguments), batches=batches, samples=samples, seed=seed, turns=turns, **files
+    )
 
 
 def _run_script(request: PlainRequest, folder: Path) -> PlainOutcome:
@@ -185,8 +190,8 @@ def judge_against(script: str, mine: RunRecord, theirs: RunRecord, outcome: Plai
     """Compare the batches of a program, ``mine``, with those of a plain script."""
     count = min(len(mine.steps), len(theirs.steps))
     cut, other = RunRecord(mine.steps[:count]), RunRecord(theirs.steps[:count])
-    pairs = zip(cut.steps, other.steps, strict=True)
-    other = RunRecord(tuple(b if a.gradient else replace(b, gradient={}, settings={}) for a, b in pairs))
+    pairs = [_comparable(a, b, outcome) for a, b in zip(cut.steps, other.steps, strict=True)]
+    cut, other = RunRecord(tuple(a for a, _ in pairs)), RunRecord(tuple(b for _, b in pairs))
     apart = first_difference(cut, other, most=MOST_APART)
     if outcome.without_step is not None and (apart is None or outcome.without_step <= apart.step):
         finding = f"the script takes no optimizer step after batch {outcome.without_step}"
@@ -199,6 +204,22 @@ def judge_against(script: str, mine: RunRecord, theirs: RunRecord, outcome: Plai
         same = apart.step - 1
         return AgainstPlain(script, same, _largest(cut, other, same), f"first in step {apart.step}: {why}")
     return AgainstPlain(script, count, _largest(cut, other, count))
+
+
+def _comparable(mine: StepRecord, theirs: StepRecord, outcome: PlainOutcome) -> tuple[StepRecord, StepRecord]:
+    """Both steps without what only one of them has."""
+    (one,), (other,) = mine.passes, theirs.passes
+    if outcome.by_itself:
+        other = replace(other, content=one.content)
+    if len(one.losses) != len(other.losses):  # losses that one of them adds up before it takes their gradient
+        one, other = replace(one, losses=(sum(one.losses),)), replace(other, losses=(sum(other.losses),))
+    theirs = theirs if mine.gradient else replace(theirs, gradient={}, settings={})
+    # A script's optimizers show what they train; tensors of the program beside these are frozen.
+    weights = {name: leaf for name, leaf in mine.weights.items() if name in theirs.weights}
+    before = None if mine.before is None or theirs.before is None else mine.before
+    if before is not None and theirs.before is not None:
+        before = {name: leaf for name, leaf in before.items() if name in theirs.before}
+    return replace(mine, passes=(one,), weights=weights, before=before), replace(theirs, passes=(other,))
 
 
 def _why(apart: StepDifference, mine: StepRecord, theirs: StepRecord) -> str:

@@ -4,6 +4,9 @@
 script uses of torch. A pass over a ``DataLoader`` of the training set gives the samples of the other run, and random
 streams are seeded as there. Optimizers begin with the same weights. Losses and gradients are recorded at each
 ``backward``, weights after each batch.
+
+A loader with smaller batches gives the parts of a batch one after another: the script adds gradients up. Where the
+other run counts its steps and has no samples, the script gets its data by itself; it is seeded after each step.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import json
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -44,6 +48,7 @@ class PlainRequest:
         samples: How many samples the training set has.
         seed: The seed of the run.
         records: The file for the steps.
+        turns: How many steps the run takes with each batch.
     """
 
     script: str
@@ -53,6 +58,13 @@ class PlainRequest:
     samples: int
     seed: int
     records: str
+    turns: int = 1
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the run's samples are the numbers of its steps."""
+        epochs = (zip(epoch, range(len(epoch)), strict=True) for epoch in self.batches)
+        return all(batch == (place,) for epoch in epochs for batch, place in epoch)
 
 
 @dataclass(frozen=True)
@@ -63,11 +75,13 @@ class PlainOutcome:
         steps: The batches that were recorded.
         without_step: The first recorded batch (from 1) after which no optimizer stepped; None: each had a step.
         problem: Why nothing can be compared; "": it can.
+        by_itself: Whether the script got its data by itself, so that they were not compared.
     """
 
     steps: int
     without_step: int | None = None
     problem: str = ""
+    by_itself: bool = False
 
 
 class _Enough(BaseException):
@@ -85,6 +99,7 @@ def observe(request: PlainRequest) -> PlainOutcome:
     before = sys.argv
     try:
         with process_restored(), watch.attached():
+            seed_everything(derive(request.seed, "import"))
             sys.argv = [request.script, *request.arguments]
             sys.path.insert(0, str(Path(request.script).resolve().parent))
             try:
@@ -107,7 +122,7 @@ def observe(request: PlainRequest) -> PlainOutcome:
         sys.argv = before
     if not problem and not watch.steps:
         problem = f"it iterates no DataLoader of {request.samples:,} samples, as the run does"
-    return PlainOutcome(watch.steps, watch.without_step, problem)
+    return PlainOutcome(watch.steps, watch.without_step, problem, watch.by_itself)
 
 
 class _Watch:
@@ -122,6 +137,8 @@ class _Watch:
         self._size: int | None = None  # the batch size of the loader that trains
         self._most = sum(map(len, request.batches))
         self._iterate = DataLoader.__iter__
+        self._stepped_optimizers: set[int] = set()
+        self.by_itself = request.counts_steps
         self.steps = 0
         self.without_step: int | None = None
         # Of the batch:
@@ -146,6 +163,12 @@ class _Watch:
         def made(optimizer: Any, *arguments: Any, **options: Any) -> None:
             make(optimizer, *arguments, **options)
             self._optimizers.append(optimizer)
+            if self.by_itself:
+                self._seed_step()
+
+        def forwards(module: Any, inputs: Any) -> None:
+            if self.by_itself and not self._open and self.steps == 0 and torch.is_grad_enabled() and self._optimizers:
+                self._begin_by_itself()
 
         def run_backward(tensor: Any, *arguments: Any, **options: Any) -> None:
             if self._open:
@@ -158,6 +181,7 @@ class _Watch:
         with ExitStack() as stack:
             handle = register_optimizer_step_post_hook(self._after_step)
             stack.callback(handle.remove)
+            stack.callback(register_module_forward_pre_hook(forwards).remove)
             replaced: list[tuple[Any, str, Any, Any]] = [
                 (DataLoader, "__iter__", iterated, iterate),
                 (torch.optim.Optimizer, "__init__", made, make),
@@ -183,17 +207,48 @@ class _Watch:
             raise _Enough
         batches, epoch = self._request.batches[self._epoch], self._epoch
         self._epoch += 1
+        self.by_itself = False
         seeded = SeededSamples(loader.dataset, self._request.seed, epoch)
-        reader = DataLoader(seeded, batch_sampler=[list(each) for each in batches], collate_fn=loader.collate_fn)
-        for numbers, batch in zip(batches, self._iterate(reader), strict=True):
+
+        def read(lists: Iterable[Sequence[int]]) -> Iterator[Any]:
+            whole = DataLoader(seeded, batch_sampler=[list(each) for each in lists], collate_fn=loader.collate_fn)
+            return iter(self._iterate(whole))
+
+        size = loader.batch_size or len(batches[0])
+        parts = {numbers: [numbers[at : at + size] for at in range(0, len(numbers), size)] for numbers in batches}
+        adds_up = len(parts[batches[0]]) > 1
+        for number, (numbers, batch) in enumerate(zip(batches, read(batches), strict=True)):
             self.close()
             self._begin(numbers, batch)
-            seed_everything(derive(self._request.seed, "slot", self.steps, 0, 0))
-            yield batch
+            self._seed_step()
+            try:
+                yield from read(parts[numbers]) if adds_up else (batch,)
+            except GeneratorExit:
+                if number == 0 and not self._losses:  # it took a look at the first batch
+                    self._open, self._epoch = False, epoch
+                raise
+            if adds_up:
+                self._losses = [sum(self._losses)]
         self.close()
+
+    def _seed_step(self) -> None:
+        """Begin the random streams of the next step, as the run does."""
+        seed_everything(derive(self._request.seed, "slot", self.steps * self._request.turns, 0, 0))
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         self._stepped = True
+        self._stepped_optimizers.add(id(optimizer))
+        if self.by_itself and self._open and self._stepped_optimizers >= {id(each) for each in self._optimizers}:
+            self.close()
+            self._begin_by_itself()
+            self._seed_step()
+
+    def _begin_by_itself(self) -> None:
+        """Begin a step for which the script gets its data by itself."""
+        ends = [sum(map(len, self._request.batches[: at + 1])) for at in range(len(self._request.batches))]
+        self._epoch = next(at for at, end in enumerate(ends) if self.steps < end) + 1
+        numbers = [batch for epoch in self._request.batches for batch in epoch][self.steps]
+        self._begin(numbers, torch.tensor(numbers))
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
@@ -204,6 +259,7 @@ class _Watch:
         self._numbers, self._content = tuple(numbers), checksum_of(batch)
         self._losses, self._gradient, self._settings = [], {}, {}
         self._open, self._stepped = True, False
+        self._stepped_optimizers = set()
 
     def close(self) -> None:
         """The script asks for the next batch, or its pass is over: record the batch before."""

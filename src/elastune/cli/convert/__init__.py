@@ -1,0 +1,1 @@
+"""Rewrites a plain training script as a program for a session."""
