@@ -159,7 +159,7 @@ def drain(cluster: Cluster, node: Any, seconds: int) -> None:
 def test_nodes_come_die_and_are_drained(cluster: Cluster, tmp_path: Path, undisturbed: str) -> None:
     first = node(cluster)
     run = Running(cluster, tmp_path)
-    run.until(lambda: f"epoch 0/{EPOCHS}" in run.said)
+    run.until(lambda: "step 1: loss" in run.said)
     run.until(lambda: "1 agent waits for Ray nodes with 2 CPUs free" in run.said)
     second = node(cluster)
     run.until_on(4)
@@ -186,7 +186,7 @@ def test_nothing_on_the_nodes_outlives_a_killed_controller(cluster: Cluster, tmp
     found = {finding.name: finding.value for finding in RayKind(address=cluster.address).examine()}
     assert found["workers on a node"] == "2"
     run = Running(cluster, tmp_path)
-    run.until(lambda: f"epoch 0/{EPOCHS}" in run.said)
+    run.until(lambda: "step 1: loss" in run.said)
     assert left_on(cluster) != []
     run.process.kill()
     run.process.wait()
@@ -206,7 +206,7 @@ def test_the_next_controller_takes_actors_over(
     """It has another address. One of them has waited for a node all the time, and gets it while there is none."""
     node(cluster)
     run = Running(cluster, tmp_path, [*RUN, "--grace", "120s", "--interface", "lo"])
-    run.until(lambda: f"epoch 0/{EPOCHS}" in run.said)
+    run.until(lambda: "step 1: loss" in run.said)
     run.until(lambda: "1 agent waits for Ray nodes" in run.said)
     kept = tmp_path / "run" / "cluster"
     assert (kept / "token").stat().st_mode & 0o777 == 0o600
