@@ -113,7 +113,8 @@ class Processes:
 @contextmanager
 def processes(size: int, act: Callable[..., None], *args: Any) -> Iterator[Processes]:
     """``size`` processes that run ``act(worker, *args)``, a function of a module that they can import."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # Once libuv has run, each fork of this process closes two descriptors by their numbers, and opens a pipe there.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
     them = Processes(size, store.port, act, args)
     try:
         yield them

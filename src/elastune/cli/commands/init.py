@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from elastune.cli import options
-from elastune.cli.convert.conversion import Conversion, convert
 from elastune.cli.output import FAILED, OK, print_lines
 from elastune.core.errors import UserError
+
+if TYPE_CHECKING:
+    from elastune.cli.convert.conversion import Conversion
 
 FIRST_PROGRAM = Path(__file__).parent.parent / "first_program.py"
 
@@ -49,6 +51,8 @@ def init(
         before = plain.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError("a plain program must be a file that can be read", f"{plain}: {error}", "check it") from None
+    from elastune.cli.convert.conversion import convert
+
     converted = convert(before, plain.name)
     _write(file, converted.text)
     changed = difflib.unified_diff(

@@ -28,7 +28,6 @@ from elastune.cli.output import (
 )
 from elastune.core.cost import Prices
 from elastune.core.errors import UserError
-from elastune.core.journal.records import RunFailed
 from elastune.core.mesh import Mesh
 from elastune.core.run import CommandLine, Elastic, ExecutionSettings, Place, Program, RunSpec
 from elastune.runtime.job.output import discard_refused, is_url
@@ -37,7 +36,7 @@ from elastune.runtime.settings import RunSettings, read_prices
 if TYPE_CHECKING:
     from elastune.cli.chaos import Faults, Verdict
     from elastune.cli.progress import Progress, RunTracker
-    from elastune.core.journal.records import Record
+    from elastune.core.journal.records import Record, RunFailed
     from elastune.runtime.clusters.base import Cluster
     from elastune.runtime.clusters.kind import ClusterRequest
     from elastune.runtime.job.run import Observe
@@ -293,6 +292,7 @@ def _run_static(
 ) -> int:
     """Be one worker; rank 0 also shows progress and prints the result. Returns the exit code."""
     from elastune.cli.progress import Progress
+    from elastune.core.journal.records import RunFailed
     from elastune.runtime.job.run import on_device, run_here
 
     place = on_device(place, spec.execution.device, os.environ)
