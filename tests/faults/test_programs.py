@@ -28,7 +28,7 @@ from odd_programs import PROGRAMS, OddProgram
 BEYOND_HEARTBEAT_S = 40.0  # of which a busy machine may need most; what hangs does so for 100 s and more
 LEFT_LIMIT_S = 20.0
 MARK = "ELASTUNE_ODD_PROGRAM"
-LEFT_BY_A_RUN = {"journal.jsonl", "journal.jsonl.lock", "logs", "checkpoints"}
+LEFT_BY_A_RUN = {"journal.jsonl", "journal.jsonl.lock", "logs", "checkpoints", "report.html"}
 
 
 @dataclass(frozen=True)
