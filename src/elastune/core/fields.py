@@ -192,7 +192,7 @@ def check_types(settings: Any, without: Collection[str] = ()) -> None:
             continue
         kinds = _members(hint)
         rule = f"{name} must be {' or '.join(_text_and_example(kind)[0] for kind in kinds)}"
-        example = _text_and_example(next((kind for kind in kinds if kind in _KINDS), kinds[0]))[1]
+        example = _text_and_example(next((kind for kind in kinds if kind is not NoneType), kinds[0]))[1]
         raise UserError(rule, repr(value)[:100], f"such as {name}={example}")
 
 
@@ -240,7 +240,8 @@ def _text_and_example(kind: Any) -> tuple[str, str]:
     if origin is Sequence or origin is tuple:
         first = _members(inner[0])[0]
         example = _EXAMPLES[first]
-        return ("several " + _KINDS[first].removeprefix("a ") + "s", f"({example}, {example})")
+        number = "two" if origin is tuple and len(inner) == 2 and inner[1] is not ... else "several"
+        return (f"{number} {_KINDS[first].removeprefix('a ')}s", f"({example}, {example})")
     if origin is Mapping:
         return "a dict", '{"accuracy": "max"}'
     return (
