@@ -20,7 +20,7 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (RunSettings, {"seed": 1.5}, r"seed must be a whole number \(got 1.5\)"),
     (RunSettings, {"config": "lr=1"}, r"config must be a dict \(got 'lr=1'\): such as config="),
     (RunSettings, {"execution": "fast"}, r"execution must be of the type ExecutionSettings or None \(got 'fast'\)"),
-    (RunSettings, {"workers": "4"}, r"workers must be a whole number or several whole numbers or None \(got '4'\)"),
+    (RunSettings, {"workers": "4"}, r"workers must be a whole number or two whole numbers or None \(got '4'\)"),
     (RunSettings, {"policies": [3]}, r"policies must be several texts \(got \(3,\)\): such as policies="),
     (RunSettings, {"out": 3}, r"out must be a text or a path or None \(got 3\)"),
     (RunSettings, {"resume": "yes"}, r"resume must be True or False \(got 'yes'\): such as resume=True"),
