@@ -9,6 +9,7 @@ import torch
 
 from elastune.core.journal.records import (
     Checkpointed,
+    Measured,
     Record,
     Reported,
     RunFailed,
@@ -44,11 +45,16 @@ def lived(folder: Path, text: str, stop: bool = False, **changes) -> tuple[int, 
     return work(spec, Place(), sent.append, lambda: stop), sent
 
 
+def kinds(sent: list[Record]) -> list[type]:
+    return [type(record) for record in sent if not isinstance(record, Measured)]
+
+
 def test_a_run_that_ends_well(tmp_path: Path) -> None:
     code, sent = lived(tmp_path, LOOP)
     assert code == 0
     epoch = [StepsCompleted, Reported, Checkpointed]
-    assert [type(record) for record in sent] == [StepsPlanned, *epoch, *epoch, RunFinished]
+    assert isinstance(sent[1], Measured), "the loss of the first step; when others follow is a matter of time"
+    assert kinds(sent) == [StepsPlanned, *epoch, *epoch, RunFinished]
     assert sent[0] == StepsPlanned(4)
     end = sent[-1]
     assert isinstance(end, RunFinished)
@@ -59,7 +65,7 @@ def test_a_run_that_ends_well(tmp_path: Path) -> None:
 def test_a_wish_to_stop_ends_after_a_step_with_a_checkpoint(tmp_path: Path) -> None:
     code, sent = lived(tmp_path, LOOP, stop=True)
     assert code == 0
-    assert [type(record) for record in sent] == [StepsPlanned, StepsCompleted, Checkpointed, RunFinished]
+    assert kinds(sent) == [StepsPlanned, StepsCompleted, Checkpointed, RunFinished]
     assert isinstance(sent[-1], RunFinished)
     assert (sent[-1].stopped, sent[-1].steps) == ("requested", 1)
     code, sent = lived(tmp_path, LOOP, resume=True)
