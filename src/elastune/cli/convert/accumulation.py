@@ -6,7 +6,7 @@ import ast
 from itertools import pairwise
 
 from elastune.cli.convert.site import TrainingSite, site_of
-from elastune.cli.convert.source_text import MARK, SourceText, bound_names, called, dotted, local_names
+from elastune.cli.convert.source_text import MARK, Function, SourceText, bound_names, called, dotted, local_names
 from elastune.cli.convert.training_path import (
     backward_calls,
     functions_that_train,
@@ -82,12 +82,12 @@ def _grouped(node: ast.expr) -> str:
     return f"({text})" if isinstance(node, ast.BinOp) else text
 
 
-def _is_seen(source: SourceText, home: ast.AST | None, value: ast.expr) -> bool:
+def _is_seen(source: SourceText, home: ast.Module | Function | None, value: ast.expr) -> bool:
     """Whether the names of ``value`` mean the same in the function ``home``."""
     names = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
     there = {name for statement in source.tree.body for name in _top_names(statement)}
-    own = local_names(home) if home is not None else set()  # type: ignore[arg-type]
-    return names <= there | own
+    local = local_names(home) if isinstance(home, Function) else set()
+    return names <= there | local
 
 
 def _top_names(statement: ast.stmt) -> set[str]:

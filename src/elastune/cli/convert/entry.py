@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 
 from elastune.cli.convert.source_text import (
     Function,
@@ -167,7 +168,7 @@ def _without_training(source: SourceText, name: str) -> tuple[str, str]:
     return f"none in {name}", "give the file with the loop, or change the lines by hand"
 
 
-def _first_of_training(source: SourceText, trains: object) -> int:
+def _first_of_training(source: SourceText, trains: Callable[[ast.stmt], bool]) -> int:
     """The first statement at the top of the file that makes a model or an optimizer, or trains."""
     models: set[str] = set()
     for node in ast.walk(source.tree):
@@ -178,7 +179,7 @@ def _first_of_training(source: SourceText, trains: object) -> int:
             continue
         value = getattr(statement, "value", None)
         makes = isinstance(statement, (ast.Assign, ast.AnnAssign)) and bool(bound_names(statement) & models)
-        if makes or (value is not None and is_optimizer(value)) or trains(statement):  # type: ignore[operator]
+        if makes or (value is not None and is_optimizer(value)) or trains(statement):
             return place
     raise AssertionError("a statement trains")
 

@@ -438,8 +438,9 @@ def _difference(source: SourceText, begin: ast.expr, end: ast.expr) -> str:
             return source.text_of(end.left)
         if ast.unparse(end.left) == ast.unparse(begin):
             return source.text_of(end.right)
-    if isinstance(end, ast.Constant) and isinstance(begin, ast.Constant):
-        return str(end.value - begin.value)  # type: ignore[operator]
+    first, last = getattr(begin, "value", None), getattr(end, "value", None)
+    if isinstance(first, int) and isinstance(last, int):
+        return str(last - first)
     return f"{source.text_of(end)} - {source.text_of(begin)}"
 
 

@@ -10,7 +10,7 @@ _DEEP = 6  # assignments and calls that are followed
 
 
 def is_sum(source: SourceText, loss: ast.expr, home: Function | None, depth: int = 0) -> bool:
-    """Whether ``loss``, an expression in the function ``home``, is a sum over samples, as far as its text tells."""
+    """Whether ``loss``, an expression in the function ``home``, is a sum over samples, as far as its text shows."""
     if depth > _DEEP:
         return False
     if isinstance(loss, ast.BinOp):

@@ -150,8 +150,7 @@ class SourceText:
     def lines_inside(self, outer: Loop | Function, *lines: str) -> None:
         """Put ``lines`` at the top of the body of a loop or function, behind a docstring."""
         first, *others = outer.body
-        is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-        if isinstance(outer, Function) and is_docstring and isinstance(first.value.value, str):  # type: ignore[attr-defined]
+        if isinstance(outer, Function) and ast.get_docstring(outer, clean=False) is not None:
             if not others:
                 self.lines_after(first, *lines)
                 return

@@ -204,7 +204,7 @@ def counts(node: ast.expr) -> bool:
 
 
 def is_over_data(source: SourceText, loop: Loop) -> bool:
-    """Whether ``loop`` is over batches, as far as its text tells."""
+    """Whether ``loop`` is over batches, as far as its text shows."""
     if not isinstance(loop, ast.For):
         return False
     node = iterated(source, loop)
@@ -302,15 +302,18 @@ def _of_class(source: SourceText, function: Function, name: str) -> NamedObject 
 
 def _assignment(source: SourceText, home: Function | ast.Module, name: str) -> ast.stmt | None:
     """The first statement of ``home`` that gives ``name`` a value that is not None."""
-    found: list[ast.stmt] = []
+    assignments: list[ast.stmt] = []
     for node in ast.walk(home):
         inside = source.function(node) if isinstance(node, ast.stmt) else None
         if isinstance(node, ast.stmt) and inside is not (None if isinstance(home, ast.Module) else home):
             continue
-        annotated = isinstance(node, ast.AnnAssign) and dotted(node.target) == name and node.value is not None
-        if annotated or (isinstance(node, ast.Assign) and name in _targets(node) and not _is_none(node.value)):
-            found.append(node)  # type: ignore[arg-type]
-    return min(found, key=lambda each: each.lineno, default=None)
+        if isinstance(node, ast.AnnAssign):
+            assigns = dotted(node.target) == name and node.value is not None
+        else:
+            assigns = isinstance(node, ast.Assign) and name in _targets(node) and not _is_none(node.value)
+        if assigns and isinstance(node, ast.stmt):
+            assignments.append(node)
+    return min(assignments, key=lambda each: each.lineno, default=None)
 
 
 def _is_none(value: ast.expr) -> bool:
