@@ -16,6 +16,9 @@ from pydantic.dataclasses import dataclass
 from elastune.core.formatting import printable
 from elastune.core.run import CommandLine
 
+JOURNAL_FORMAT: Literal[1] = 1
+"""The format of journals that this release writes and reads; each start of a run or a study states it."""
+
 # The types of values in records.
 
 EXACT = 2**53  # up to here every whole number is a float, too
@@ -27,6 +30,8 @@ Words = Annotated[str, AfterValidator(printable)]
 """A reason or an error. It may hold the user's names and texts, and people read it on a terminal."""
 Whole = Annotated[int, Field(ge=-(2**64), le=2**64)]
 """A seed, an exit code or a rank: a number for no arithmetic."""
+Format = Literal[1]
+"""``JOURNAL_FORMAT``: a start with another number is refused."""
 
 
 def _having(kinds: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -109,6 +114,7 @@ class RunStarted:
         command: The command line that began it; None: a Python program began it.
         source: The digests of its program (``train.program.source``); empty: not known.
         arguments: The program's own command line.
+        format: The format of the journal.
     """
 
     program: str
@@ -129,6 +135,7 @@ class RunStarted:
     command: CommandLine | None = None
     source: dict[str, dict[str, str]] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
+    format: Format = JOURNAL_FORMAT
     kind: Literal["run_started"] = "run_started"
 
 
