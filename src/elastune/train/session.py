@@ -47,6 +47,7 @@ from elastune.train.checkpoints.run_state import RunState
 from elastune.train.collectives import Call, CollectiveHandle, Kind, NamedCollectives
 from elastune.train.compiling import Autocast, by_shapes_alone, plain
 from elastune.train.data.batches import Batches
+from elastune.train.data.divided import StreamPositions
 from elastune.train.data.loading import LoaderOptions
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import data_request, global_batches
@@ -82,6 +83,7 @@ class TrainingParts:
         transaction: Whether a step is open, reduced, committed or lost.
         collectives: Collectives that the program starts by name.
         tracked: State of the program's own.
+        streams: How far streams that are divided were read.
         state: All of the run's state, for checkpoints and joining workers.
         divergence: Ends a run whose loss explodes.
         loop: Takes the steps.
@@ -113,7 +115,8 @@ class TrainingParts:
             workers, lambda: transaction.attempts, transaction.recover, partial(Channel, tag=CALLS_TAG), self._stand_in
         )
         self.tracked = Tracked()
-        saved = self.log, self.collectives, self.tracked
+        self.streams = StreamPositions(workers, spec.execution.num_slots, progress, lambda: self.state.trained)
+        saved = self.log, self.collectives, self.tracked, self.streams
         self.state = state = RunState(spec, config, workers, progress, transaction, self.adapter, send, parts=saved)
         state.collectives = self.collectives
         self.divergence = DivergenceWatch(spec.divergence, progress)
@@ -121,8 +124,7 @@ class TrainingParts:
         self.loop = TrainingLoop(*step_parts, send=send, stop_requested=stop_requested, warming_up=warm_up)
         self.evaluations = Evaluations(workers, state, transaction, device, spec.seed)
         self.out_folder = OutFolder.at(spec.out)
-        rewound = snapshot is not None
-        self.weight_sources = WeightSources(spec, workers, progress, self.out_folder, send, rewound=rewound)
+        self.weight_sources = WeightSources(spec, workers, progress, self.out_folder, send, rewound=snapshot is not None)
         if snapshot is not None:
             state.rewind(snapshot)
         seed_everything(derive(spec.seed, "init"))  # of the streams that build the model
@@ -176,9 +178,7 @@ class Session:
         warm_up: bool = False,
         policies: Mapping[str, type[Policy]] = MappingProxyType({}),
     ) -> None:
-        self.config = config
-        self.device = device
-        self.seed = spec.seed
+        self.config, self.device, self.seed = config, device, spec.seed
         self._parts = TrainingParts(
             spec,
             workers,
@@ -316,10 +316,10 @@ class Session:
         if turns > 1:
             self._forbid_strategies(refuse_repeated_batches)
         self.state.data.begin_pass(request.dataset, self.epoch)
-        request = replace(request, turns=turns)
         if self._parts.spec.execution.cuts_batches:
             refuse_counted_slots(sys._getframe(1))
-        source, epoch = cache(request.source(self.seed)), self.epoch  # a sampler is drawn once, whoever asks for len()
+        # Kept, as a sampler is drawn once, whoever asks for len().
+        source, epoch = cache(replace(request, turns=turns).source(self.seed, self._parts.streams)), self.epoch
         batches = self._parts.loop.training_pass(source, request.batch_size, self._planned)
         size = self._parts.progress.batch_size or request.batch_size
         return Batches(batches, lambda: global_batches(source(epoch), size))

@@ -29,6 +29,7 @@ from elastune.core.batch_slices import BatchSlice, apart, contributors, places_o
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings, Position, derive
 from elastune.core.sync_plan import SyncPlan
+from elastune.train.data.divided import DividedSource, StreamPositions
 from elastune.train.data.fingerprint import PRIME
 from elastune.train.data.loading import (
     MOST_DRAWN,
@@ -42,6 +43,7 @@ from elastune.train.data.loading import (
     sampler_stream,
     whole_batches,
 )
+from elastune.train.data.parts import divided_by
 from elastune.train.data.stream import StreamSource
 from elastune.train.rng import epoch_order, seed_everything, streams_kept
 
@@ -77,12 +79,22 @@ class DataRequest:
         """Whether the data are a stream, whose length is unknown."""
         return isinstance(self.dataset, IterableDataset)
 
-    def source(self, seed: int) -> Callable[[int], StepSource]:
-        """A function that makes the source of an epoch's training pass, by the epoch's number."""
+    def source(self, seed: int, positions: StreamPositions | None = None) -> Callable[[int], StepSource]:
+        """A function that makes the source of an epoch's training pass, by the epoch's number.
+
+        Args:
+            seed: The run's seed.
+            positions: How far the parts of a stream were read; None: the stream is not divided.
+        """
+        opens = None if positions is None or not self.streams else divided_by(self.dataset, positions.slots)
 
         def source_of_epoch(epoch: int) -> StepSource:
             if self.streams:
                 last, loading = self.drop_last, self.loading
+                if opens is not None and positions is not None:
+                    return DividedSource(
+                        self.dataset, opens, positions, seed, epoch, drop_last=last, loading=loading, turns=self.turns
+                    )
                 return StreamSource(self.dataset, seed, epoch, drop_last=last, loading=loading, turns=self.turns)
             if self.batch_sampler is not None:
                 sampler, size = self.batch_sampler, self.batch_size
