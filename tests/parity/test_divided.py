@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.soaked import soaked
-from tests.support.elastic_runs import Ran, Runs
+from tests.support.elastic_runs import Ran, Runs, together
 
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
@@ -49,13 +49,13 @@ def test_deaths_do_not_show(
 
 
 def test_slots_move_with_their_parts(cluster: LocalCluster, tmp_path: Path, alone: Ran) -> None:
-    changed = Runs(cluster, tmp_path, PROGRAM)(1, resize=["2 3", "14 2"])
+    changed = Runs(cluster, tmp_path, PROGRAM)(1, resize=["2 3", "20 2"], slow_until=together(3))
     assert max(len(r.members) for r in changed.regrouped) == 3
     check(changed, alone)
 
 
 def test_a_resumed_run_goes_on_where_it_was(cluster: LocalCluster, tmp_path: Path, alone: Ran) -> None:
-    spec = RunSpec(PROGRAM, tmp_path / "halted", execution=ExecutionSettings(workers=2, num_slots=4), max_steps=7)
+    spec = RunSpec(PROGRAM, tmp_path / "halted", execution=ExecutionSettings(workers=2, num_slots=4), max_steps=7, seed=3)
     run_job(spec, cluster=cluster)
     resumed = run_job(replace(spec, resume=True, max_steps=None), cluster=cluster)
     assert (resumed.sha256, resumed.samples) == (alone.sha256, sum(EPOCHS))

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from elastune.testing.faults import Rests, inject, parse_wishes
 
-config = {"epochs": 2, "faults": [], "resize": [], "pause_s": 0.0, "loaders": 0, "drop_last": False, "sync": ""}
-config |= {"seeks": True, "unseeded": False, "length": 70, "sizes": []}  # sizes: batch sizes by step, as policies set them
+config = {"epochs": 2, "faults": [], "resize": [], "pause_s": 0.0, "loaders": 0, "drop_last": False}
+config |= {"seeks": True, "unseeded": False, "length": 70, "until": ""}
 
 
 class Numbers:
@@ -72,7 +72,7 @@ def train(session) -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 2))
     model, optimizer = session.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
     wishes = parse_wishes(asked["resize"])
-    reach, rests = inject(session), Rests(session, 14, wishes)
+    reach, rests = inject(session), Rests(session, 20, wishes)
     stream = Stream(asked["length"], kind_of(asked))
     loader = DataLoader(stream, batch_size=8, num_workers=asked["loaders"], drop_last=asked["drop_last"])
     for _ in session.epochs(asked["epochs"]):
