@@ -55,7 +55,9 @@ def test_slots_move_with_their_parts(cluster: LocalCluster, tmp_path: Path, alon
 
 
 def test_a_resumed_run_goes_on_where_it_was(cluster: LocalCluster, tmp_path: Path, alone: Ran) -> None:
-    spec = RunSpec(PROGRAM, tmp_path / "halted", execution=ExecutionSettings(workers=2, num_slots=4), max_steps=7, seed=3)
+    spec = RunSpec(
+        PROGRAM, tmp_path / "halted", execution=ExecutionSettings(workers=2, num_slots=4), max_steps=7, seed=3
+    )
     run_job(spec, cluster=cluster)
     resumed = run_job(replace(spec, resume=True, max_steps=None), cluster=cluster)
     assert (resumed.sha256, resumed.samples) == (alone.sha256, sum(EPOCHS))

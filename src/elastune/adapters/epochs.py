@@ -53,6 +53,7 @@ def rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
         "multiprocessing_context": loader.multiprocessing_context if has_workers else None,
         "generator": loader.generator,
         "prefetch_factor": loader.prefetch_factor if has_workers else None,
+        "persistent_workers": has_workers and loader.persistent_workers,
     }
     return DataLoader(**{**options, **changes})
 

@@ -41,6 +41,7 @@ from elastune.core.journal.records import (
     StartedFrom,
     StepsPlanned,
     StragglerDetected,
+    StreamPriced,
     StudyFinished,
     StudyStarted,
     SyncChanged,
@@ -149,7 +150,7 @@ class RunTracker:
             case Regrouped():
                 on = count(len(record.members), "worker")
                 return f"on {on} from step {record.step} on, after {duration(record.pause_s)}", True
-            case StragglerDetected():
+            case StragglerDetected() | StreamPriced():
                 return plain(record.line, 400), True
             case LearnerLeftOut():
                 return left_out_line(record), True

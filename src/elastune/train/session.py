@@ -115,7 +115,7 @@ class TrainingParts:
             workers, lambda: transaction.attempts, transaction.recover, partial(Channel, tag=CALLS_TAG), self._stand_in
         )
         self.tracked = Tracked()
-        self.streams = StreamPositions(workers, spec.execution.num_slots, progress, lambda: self.state.trained)
+        self.streams = StreamPositions(workers, spec.execution.num_slots, progress, send, lambda: self.state.trained)
         saved = self.log, self.collectives, self.tracked, self.streams
         self.state = state = RunState(spec, config, workers, progress, transaction, self.adapter, send, parts=saved)
         state.collectives = self.collectives
@@ -124,7 +124,8 @@ class TrainingParts:
         self.loop = TrainingLoop(*step_parts, send=send, stop_requested=stop_requested, warming_up=warm_up)
         self.evaluations = Evaluations(workers, state, transaction, device, spec.seed)
         self.out_folder = OutFolder.at(spec.out)
-        self.weight_sources = WeightSources(spec, workers, progress, self.out_folder, send, rewound=snapshot is not None)
+        rewound = snapshot is not None
+        self.weight_sources = WeightSources(spec, workers, progress, self.out_folder, send, rewound=rewound)
         if snapshot is not None:
             state.rewind(snapshot)
         seed_everything(derive(spec.seed, "init"))  # of the streams that build the model
@@ -318,7 +319,6 @@ class Session:
         self.state.data.begin_pass(request.dataset, self.epoch)
         if self._parts.spec.execution.cuts_batches:
             refuse_counted_slots(sys._getframe(1))
-        # Kept, as a sampler is drawn once, whoever asks for len().
         source, epoch = cache(replace(request, turns=turns).source(self.seed, self._parts.streams)), self.epoch
         batches = self._parts.loop.training_pass(source, request.batch_size, self._planned)
         size = self._parts.progress.batch_size or request.batch_size

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.parity.programs import others_data
 from tests.parity.programs.divided import Numbers, Seekable, Stream, Unseeded
 from tests.support.sessions import lone_session
 from torch.utils.data import IterableDataset
@@ -20,8 +23,8 @@ from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group
 from elastune.train.data.divided import AHEAD, DividedSource, StreamPositions, shares_of_parts
 from elastune.train.data.loading import LoaderOptions
-from elastune.train.data.part_reader import Mark, PartedStream, PartReader
-from elastune.train.data.parts import divided_by, open_shard
+from elastune.train.data.part_reader import PartedStream, PartMark, PartReader
+from elastune.train.data.parts import Division, TarPart, division_of, open_hugging_face, open_shard, open_tars
 
 
 class At:
@@ -32,7 +35,7 @@ class At:
 
 
 def positions(at: At, slots: int = 4) -> StreamPositions:
-    return StreamPositions(WorkerGroup(Group()), slots, at, lambda: None)
+    return StreamPositions(WorkerGroup(Group()), slots, at, lambda record: None, lambda: None)
 
 
 def source(where: StreamPositions, kind: type[Numbers] = Seekable, loaders: int = 0, **options: Any) -> DividedSource:
@@ -81,7 +84,7 @@ def test_slots_have_the_items_of_their_parts() -> None:
 @pytest.mark.parametrize("kind", [Seekable, Numbers])
 @pytest.mark.parametrize("loaders", [0, 2])
 def test_who_begins_late_reads_the_same(kind: type[Numbers], loaders: int) -> None:
-    places, batches = everything(kind)
+    batches = everything(kind)[1]
     at = At()
     first = positions(at)
     for number, batch in enumerate(source(first, kind).batches(0, 8)):
@@ -136,7 +139,7 @@ class Counting(Seekable):
 
 def test_a_reader_that_seeks_reads_few_items_again() -> None:
     stream = PartedStream(Stream(40_000, Counting), open_shard, 4, 0, 0, 16)
-    reader = PartReader(lambda mark: stream.chunks(1, mark), Mark())
+    reader = PartReader(lambda mark: stream.chunks(1, mark), PartMark())
     item = reader.at(9000)
     mark = reader.mark(9000)
     Counting.read = 0
@@ -149,7 +152,7 @@ def test_a_reader_that_seeks_reads_few_items_again() -> None:
 
 def test_a_part_that_gives_other_items_is_seen() -> None:
     stream = PartedStream(Stream(400, Unseeded), open_shard, 4, 0, 0, 4)
-    reader = PartReader(lambda mark: stream.chunks(1, mark), Mark())
+    reader = PartReader(lambda mark: stream.chunks(1, mark), PartMark())
     reader.reaches(40)
     with pytest.raises(UserError, match="another item at 20 of part 1"):
         PartReader(lambda mark: stream.chunks(1, mark), reader.mark(20)).reaches(40)
@@ -181,9 +184,70 @@ class OtherOrder(IterableDataset[int]):
 
 
 def test_what_can_be_divided_says_so() -> None:
-    assert divided_by(Stream(4, Numbers), 4) is open_shard
-    assert divided_by(OtherOrder(), 4) is None
-    assert divided_by(Stream(4, Numbers), 1) is open_shard
+    assert division_of(Stream(4, Seekable), 4) == Division(open_shard)
+    unsought = division_of(Stream(4, Numbers), 4)
+    assert isinstance(unsought, Division)
+    assert "from their beginning" in unsought.price
+    whole = division_of(OtherOrder(), 4)
+    assert isinstance(whole, str)
+    assert "stream OtherOrder: every worker reads all of it" in whole
+    assert division_of(OtherOrder(), 1) == ""
+
+
+def ids(part: Any) -> list[int]:
+    return [int(sample["id"]) for sample in part]
+
+
+def test_tar_files_go_to_slots_and_are_sought(tmp_path: Path) -> None:
+    others_data.write_tars(tmp_path)
+    stream = others_data.raw_tars(str(tmp_path))
+    assert division_of(stream, 4) == Division(open_tars)
+    parts = [ids(open_tars(stream, index, 4)) for index in range(4)]
+    assert parts[0] == [*range(10), *range(40, 50)]
+    assert sorted(itertools.chain(*parts)) == list(range(50))
+    for read in (1, 9, 10, 11, 19):
+        part = open_tars(stream, 0, 4)
+        assert isinstance(part, TarPart)
+        begun = ids(itertools.islice(part, read))
+        late = open_tars(stream, 0, 4)
+        late.load_state_dict(part.state_dict())
+        assert begun + ids(late) == parts[0]
+    shuffled = division_of(others_data.tars(str(tmp_path)), 4)
+    assert isinstance(shuffled, Division)
+    assert "keeps samples back" in shuffled.price
+    assert isinstance(division_of(stream, 6), str), "five files"
+
+
+@pytest.mark.parametrize("shards", [8, 5])
+def test_streams_of_hugging_face_go_to_slots(shards: int) -> None:
+    held = datasets.Dataset.from_dict({"id": list(range(50))})
+    stream = held.to_iterable_dataset(num_shards=shards)
+    assert division_of(stream, 4) == Division(open_hugging_face)
+    parts = [ids(open_hugging_face(stream, index, 4)) for index in range(4)]
+    assert sorted(itertools.chain(*parts)) == list(range(50))
+    assert all(parts)
+    shuffled = division_of(stream.shuffle(seed=1, buffer_size=8), 4)
+    assert isinstance(shuffled, Division)
+    assert "shuffle buffer" in shuffled.price
+    assert isinstance(division_of(held.to_iterable_dataset(num_shards=3), 4), str)
+
+
+@pytest.mark.parametrize("kind", ["tars", "datasets"])
+def test_readers_of_others_streams_seek(tmp_path: Path, kind: str) -> None:
+    if kind == "tars":
+        others_data.write_tars(tmp_path)
+        data: Any = others_data.raw_tars(str(tmp_path))
+    else:
+        data = datasets.Dataset.from_dict({"id": list(range(50))}).to_iterable_dataset(num_shards=4)
+    division = division_of(data, 2)
+    assert isinstance(division, Division)
+    stream = PartedStream(data, division.open_part, 2, 0, 1, 3)
+    reader = PartReader(lambda mark: stream.chunks(1, mark), PartMark())
+    wanted = [reader.at(index)["id"] for index in range(20)]
+    mark = reader.mark(14)
+    assert mark.state is not None
+    late = PartReader(lambda mark: stream.chunks(1, mark), mark)
+    assert [late.at(index)["id"] for index in range(mark.index, 20)] == wanted[mark.index :]
 
 
 def test_a_lone_session_uses_each_sample_once(tmp_path: Path) -> None:

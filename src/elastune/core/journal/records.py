@@ -70,6 +70,7 @@ from elastune.core.journal.run_records import (
     StepsCompleted,
     StepsPlanned,
     StragglerDetected,
+    StreamPriced,
     TrialStartedFrom,
     WorkerGone,
     WorkerMemory,
@@ -170,6 +171,7 @@ __all__ = [
     "StepsCompleted",
     "StepsPlanned",
     "StragglerDetected",
+    "StreamPriced",
     "StudyFinished",
     "StudyStarted",
     "SyncChanged",
@@ -230,6 +232,7 @@ Record = Annotated[
     | MembershipEvent
     | WorkerGone
     | StragglerDetected
+    | StreamPriced
     | TopologyChanged
     | ConnectionsRefused
     | HostsHeld

@@ -497,6 +497,14 @@ class StragglerDetected:
 
 
 @dataclass(frozen=True, config=_RULES)
+class StreamPriced:
+    """A stream lacks what would let workers read parts of it, or go on in the middle of one; ``line``: the price."""
+
+    line: Words
+    kind: Literal["stream_priced"] = "stream_priced"
+
+
+@dataclass(frozen=True, config=_RULES)
 class ConnectionsRefused:
     """``count`` connections from ``host`` to a run's coordinator were refused for the same reason."""
 

@@ -17,13 +17,14 @@ from typing import Any, ClassVar, Protocol
 
 from torch.utils.data import default_collate
 
+from elastune.core.journal.records import Record, StreamPriced
 from elastune.core.run import Position
 from elastune.core.slots import cut, dealt
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.mechanisms.base import Replica
 from elastune.train.data.fingerprint import PRIME
 from elastune.train.data.loading import LoaderOptions
-from elastune.train.data.part_reader import LoadingProcesses, Mark, PartedStream, PartReader
+from elastune.train.data.part_reader import LoadingProcesses, PartedStream, PartMark, PartReader
 from elastune.train.data.stream import collated
 
 AHEAD = 8  # batches that workers read ahead of the newest one
@@ -44,12 +45,12 @@ class Known:
 
     items: list[int] = field(default_factory=list)
     ended: list[bool] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[PartMark] = field(default_factory=list)
 
     @classmethod
     def nothing(cls, parts: int) -> Known:
         """Nothing is known of ``parts`` parts."""
-        return cls([0] * parts, [False] * parts, [Mark()] * parts)
+        return cls([0] * parts, [False] * parts, [PartMark()] * parts)
 
     def copy(self) -> Known:
         return Known([*self.items], [*self.ended], [*self.marks])
@@ -58,7 +59,7 @@ class Known:
         """Add what one worker has found."""
         for part, items, ended, index, state, checksum in row:
             self.items[part], self.ended[part] = items, ended
-            self.marks[part] = Mark(index, state, checksum)
+            self.marks[part] = PartMark(index, state, checksum)
 
 
 class HasPosition(Protocol):
@@ -81,6 +82,7 @@ class StreamPositions:
         workers: The workers that read.
         slots: The slots of a batch: as many parts has a stream.
         progress: Knows the run's position.
+        send: Takes records for the journal.
         trained: Returns what is trained; None: nothing yet.
     """
 
@@ -88,13 +90,26 @@ class StreamPositions:
     optional: ClassVar[bool] = True  # checkpoints of earlier versions have none
 
     def __init__(
-        self, workers: WorkerGroup, slots: int, progress: HasPosition, trained: Callable[[], HasReplica | None]
+        self,
+        workers: WorkerGroup,
+        slots: int,
+        progress: HasPosition,
+        send: Callable[[Record], None],
+        trained: Callable[[], HasReplica | None],
     ) -> None:
         self.workers, self.slots = workers, slots
-        self._progress, self._trained = progress, trained
+        self._progress, self._send, self._trained = progress, send, trained
+        self._said: set[str] = set()
         self._epoch = -1
         self.bases: list[Base] = []
         self.known = Known()
+
+    def say(self, price: str) -> None:
+        """Say once what a stream costs, where several workers may read it. "": nothing."""
+        workers = self.workers
+        if price and price not in self._said and workers.rank == 0 and (workers.elastic or workers.size > 1):
+            self._said.add(price)
+            self._send(StreamPriced(price))
 
     def begin(self, epoch: int, parts: int, size: int) -> None:
         """Begin the pass of ``epoch``, unless it is the one that goes on."""
@@ -131,7 +146,7 @@ class StreamPositions:
         saved = json.loads(state["parts"])
         self._epoch = int(saved["epoch"])
         self.bases = [Base(int(place), int(size), [*map(int, counts)]) for place, size, counts in saved["bases"]]
-        marks = [Mark(int(index), state, int(checksum)) for index, state, checksum in saved["marks"]]
+        marks = [PartMark(int(index), state, int(checksum)) for index, state, checksum in saved["marks"]]
         self.known = Known([*map(int, saved["items"])], [*map(bool, saved["ended"])], marks)
 
 
@@ -341,9 +356,7 @@ class DividedSource:
             pull = None
             if processes is not None and part in self._owned:
                 pull = lambda: processes.next_of(part)  # noqa: E731 - a method bound to two variables
-            self._readers[part] = PartReader(
-                lambda mark: stream.chunks(part, mark), self._known.marks[part], pull
-            )
+            self._readers[part] = PartReader(lambda mark: stream.chunks(part, mark), self._known.marks[part], pull)
         return self._readers[part]
 
     def _let_go(self, batch: Composed) -> None:

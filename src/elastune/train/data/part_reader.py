@@ -29,7 +29,7 @@ UNKNOWN = -1  # a checksum that nobody has taken
 
 
 @dataclass(frozen=True)
-class Mark:
+class PartMark:
     """A place in a part at which another worker can begin to read.
 
     Attributes:
@@ -44,13 +44,13 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class PartChunk:
     """Some neighbouring items of a part. ``after`` has the state behind them; ``ended``: no more follow."""
 
     part: int
-    first: Mark
+    first: PartMark
     items: list[Any]
-    after: Mark
+    after: PartMark
     ended: bool
 
 
@@ -74,7 +74,7 @@ class PartedStream:
     epoch: int
     size: int
 
-    def chunks(self, part: int, begin: Mark) -> Iterator[Chunk]:
+    def chunks(self, part: int, begin: PartMark) -> Iterator[PartChunk]:
         """Read ``part`` from ``begin`` on."""
         seed_everything(derive(self.seed, "stream", self.epoch, part))
         _set_epoch(self.dataset, self.epoch)
@@ -82,15 +82,15 @@ class PartedStream:
         _set_epoch(opened, self.epoch)
         if begin.state is not None:
             opened.load_state_dict(begin.state)
-        first = begin if begin.state is not None else Mark()
+        first = begin if begin.state is not None else PartMark()
         items = self._seeded(iter(opened), part, first.index)
         while True:
             chunk = list(islice(items, self.size))
-            after = Mark(first.index + len(chunk), _state_of(opened))
+            after = PartMark(first.index + len(chunk), _state_of(opened))
             if chunk:
                 first = replace(first, checksum=checksum_of(chunk[0]))
             ended = len(chunk) < self.size
-            yield Chunk(part, first, chunk, after, ended)
+            yield PartChunk(part, first, chunk, after, ended)
             if ended:
                 return
             first = after
@@ -136,16 +136,19 @@ class PartReader:
     """
 
     def __init__(
-        self, open_at: Callable[[Mark], Iterator[Chunk]], begin: Mark, pull: Callable[[], Chunk] | None = None
+        self,
+        open_at: Callable[[PartMark], Iterator[PartChunk]],
+        begin: PartMark,
+        pull: Callable[[], PartChunk] | None = None,
     ) -> None:
         self._open_at = open_at
         self._expected = begin
         self._begin(begin, pull)
 
-    def _begin(self, mark: Mark, pull: Callable[[], Chunk] | None = None) -> None:
+    def _begin(self, mark: PartMark, pull: Callable[[], PartChunk] | None = None) -> None:
         self._pull = pull or partial(next, self._open_at(mark))
         self._items: dict[int, Any] = {}
-        opened = Mark() if mark.state is None else mark
+        opened = PartMark() if mark.state is None else mark
         self._marks = deque([opened])
         self.known = opened.index
         self.ended = False
@@ -161,7 +164,7 @@ class PartReader:
     def at(self, index: int) -> Any:
         """The item at ``index``."""
         if index < self.known and index not in self._items:  # a step is repeated whose items were dropped
-            self._begin(next((mark for mark in reversed(self._marks) if mark.index <= index), Mark()))
+            self._begin(next((mark for mark in reversed(self._marks) if mark.index <= index), PartMark()))
         if not self.reaches(index + 1):
             raise _changed(f"an end at {self.known} where there was an item before")
         return self._items[index]
@@ -173,11 +176,11 @@ class PartReader:
         while len(self._marks) > 1 and self._marks[1].index <= before:
             self._marks.popleft()
 
-    def mark(self, index: int) -> Mark:
+    def mark(self, index: int) -> PartMark:
         """The newest mark from which a reader comes to ``index``."""
         return next((mark for mark in reversed(self._marks) if mark.index <= index), self._marks[0])
 
-    def _take(self, chunk: Chunk) -> None:
+    def _take(self, chunk: PartChunk) -> None:
         index = self._expected.index
         for at, item in enumerate(chunk.items, self.known):
             self._items[at] = item
@@ -200,10 +203,10 @@ def _changed(value: str) -> UserError:
 class LoadingProcesses:
     """Reads several parts ahead in loading processes, each part in one of them."""
 
-    def __init__(self, stream: PartedStream, begins: Mapping[int, Mark], loading: LoaderOptions) -> None:
-        self._waiting: dict[int, deque[Chunk]] = {part: deque() for part in begins}
+    def __init__(self, stream: PartedStream, begins: Mapping[int, PartMark], loading: LoaderOptions) -> None:
+        self._waiting: dict[int, deque[PartChunk]] = {part: deque() for part in begins}
         processes = min(loading.loader_workers, len(begins))
-        loader: DataLoader[Chunk] = DataLoader(
+        loader: DataLoader[PartChunk] = DataLoader(
             _Dealt(stream, dict(begins), processes),
             batch_size=None,
             collate_fn=_as_it_is,
@@ -216,7 +219,7 @@ class LoadingProcesses:
         )
         self._chunks = iter(loader)
 
-    def next_of(self, part: int) -> Chunk:
+    def next_of(self, part: int) -> PartChunk:
         """The next chunk of ``part``."""
         while not self._waiting[part]:
             chunk = next(self._chunks)
@@ -228,13 +231,13 @@ def _as_it_is(item: Any) -> Any:
     return item
 
 
-class _Dealt(IterableDataset[Chunk]):
+class _Dealt(IterableDataset[PartChunk]):
     """The chunks of some parts. Each of the ``processes`` reads its own parts in turn."""
 
-    def __init__(self, stream: PartedStream, begins: Mapping[int, Mark], processes: int) -> None:
+    def __init__(self, stream: PartedStream, begins: Mapping[int, PartMark], processes: int) -> None:
         self._stream, self._begins, self._processes = stream, begins, processes
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[PartChunk]:
         worker = torch.utils.data.get_worker_info()
         assert worker is not None
         # A part is read as a whole: the stream must not divide it once more among the loading processes.
@@ -243,7 +246,7 @@ class _Dealt(IterableDataset[Chunk]):
         return in_turn([self._stream.chunks(part, begin) for part, begin in mine])
 
 
-def in_turn(iterators: Sequence[Iterator[Chunk]]) -> Iterator[Chunk]:
+def in_turn(iterators: Sequence[Iterator[PartChunk]]) -> Iterator[PartChunk]:
     """One chunk of each iterator after the other, until all are at their end."""
     left = list(iterators)
     while left:

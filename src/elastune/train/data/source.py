@@ -39,11 +39,12 @@ from elastune.train.data.loading import (
     drawn,
     fetch,
     fetch_whole,
+    kept_processes,
     own_generator,
     sampler_stream,
     whole_batches,
 )
-from elastune.train.data.parts import divided_by
+from elastune.train.data.parts import Division, division_of
 from elastune.train.data.stream import StreamSource
 from elastune.train.rng import epoch_order, seed_everything, streams_kept
 
@@ -86,14 +87,18 @@ class DataRequest:
             seed: The run's seed.
             positions: How far the parts of a stream were read; None: the stream is not divided.
         """
-        opens = None if positions is None or not self.streams else divided_by(self.dataset, positions.slots)
+        division: Division | str = ""
+        if positions is not None and self.streams:
+            division = division_of(self.dataset, positions.slots)
+            positions.say(division if isinstance(division, str) else division.price)
 
         def source_of_epoch(epoch: int) -> StepSource:
             if self.streams:
                 last, loading = self.drop_last, self.loading
-                if opens is not None and positions is not None:
+                if positions is not None and isinstance(division, Division):
+                    options = {"drop_last": last, "turns": self.turns}
                     return DividedSource(
-                        self.dataset, opens, positions, seed, epoch, drop_last=last, loading=loading, turns=self.turns
+                        self.dataset, division.open_part, positions, seed, epoch, loading=loading, **options
                     )
                 return StreamSource(self.dataset, seed, epoch, drop_last=last, loading=loading, turns=self.turns)
             if self.batch_sampler is not None:
@@ -182,6 +187,7 @@ def _of_loader(loader: DataLoader[Any], seed: int) -> DataRequest:
         timeout_s=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
         context=loader.multiprocessing_context,
+        kept=kept_processes(loader),
     )
     if not plain:
         return DataRequest(loader.dataset, size, False, None, False, loading, batch_sampler=batches)
