@@ -54,6 +54,20 @@ def test_a_script_comes_to_the_same_though_workers_die_in_a_step_and_in_an_evalu
     assert three.ledger.exact
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_divided_evaluation_comes_to_the_same(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: dict[str, Ran], name: str
+) -> None:
+    """Of 50 samples in four batches of 16, no worker of several reads all."""
+    alone = undisturbed[name]
+    for faults in ([], ["kill 2 2 loss"]):
+        divided = Runs(cluster, tmp_path, Program(PROGRAMS / f"{name}_disturbed.py"))(3, divide=True, faults=faults)
+        assert divided.sha256 == alone.sha256
+        for ours, wanted in zip(divided.reports, alone.reports, strict=True):
+            assert (wanted["seen"], ours["seen"] < 50) == (50, True)
+            assert ours == pytest.approx(wanted | {"seen": ours["seen"]}, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "steps"), [("fabricated", 3), ("lightened", 4), *soaked(("fabricated", 4), ("lightened", 3))]
 )

@@ -1,6 +1,6 @@
 """Which streams can be divided, and how a part of one is opened: with ``shard``, of Hugging Face, of WebDataset.
 
-Neither package is imported: a stream of theirs has imported it.
+Neither package is imported before a stream of theirs has imported it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def _has_buffer(stream: Any) -> bool:
 def open_hugging_face(stream: Any, index: int, count: int) -> Any:
     """A part of a streaming data set: that of ``split_dataset_by_node``, if its shards can be dealt out evenly."""
     if stream.num_shards % count == 0:
-        part = sys.modules["datasets"].distributed.split_dataset_by_node(stream, rank=index, world_size=count)
+        from datasets.distributed import split_dataset_by_node
+
+        part = split_dataset_by_node(stream, rank=index, world_size=count)
     else:
         part = stream.shard(num_shards=count, index=index, contiguous=False)
     return Unsought(part) if _has_buffer(stream) else part
