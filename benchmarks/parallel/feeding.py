@@ -230,7 +230,7 @@ def joined(kind: type[Numbers], samples: int, slots: int, batch: int) -> dict[st
 
     first = positions()
     begun = source(first)
-    for places, _ in zip(*(begun_twice(begun, batch)), strict=False):
+    for places, _ in zip(*read_from(begun, batch), strict=False):
         at.position = Position(offset=places.stop)
         if places.stop >= samples // 2:
             break
@@ -248,7 +248,7 @@ def joined(kind: type[Numbers], samples: int, slots: int, batch: int) -> dict[st
     return {**cell, "first_batch_s": seconds, "state_bytes": len(state)}
 
 
-def begun_twice(begun: DividedSource, batch: int) -> tuple[Iterator[range], Iterator[Any]]:
+def read_from(begun: DividedSource, batch: int) -> tuple[Iterator[range], Iterator[Any]]:
     """The places of each batch, and the batch."""
     places, ahead = itertools.tee(begun.batches(0, batch))
     return places, begun.fetch(ahead)

@@ -196,6 +196,10 @@ class DividedEvaluation:
         self._session = session
         self.on = False
 
+    def __deepcopy__(self, memo: Any) -> DividedEvaluation:
+        """Return itself: Lightning copies the metrics that reduce by it."""
+        return self
+
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Yield this worker's batches of one pass over ``loader``."""
         sized = loader.batch_size is not None and hasattr(loader.dataset, "__len__")

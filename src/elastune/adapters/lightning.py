@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class EpochEndCallback(Callback):
 
     def on_validation_batch_end(self, trainer: Trainer, module: LightningModule, *args: Any) -> None:
         if self._evaluation.on:
-            reduce_logs(trainer)
+            reduce_logs(trainer, self._evaluation)
 
     on_test_batch_end = on_validation_batch_end
 
@@ -75,7 +76,7 @@ class EpochEndCallback(Callback):
         self._whole = False
 
 
-def reduce_logs(trainer: Trainer) -> None:
+def reduce_logs(trainer: Trainer, evaluation: DividedEvaluation) -> None:
     """Have what a module has logged in a divided evaluation reduced over all workers at its end.
 
     Raises:
@@ -86,10 +87,9 @@ def reduce_logs(trainer: Trainer) -> None:
         if meta.on_step:
             rule = "a divided evaluation logs values of the whole pass"
             raise UserError(rule, f"{meta.name} with on_step=True", "leave on_step out, or divide_evaluation")
-        if logged.is_tensor and not meta.sync.should:
-            meta.sync.should = True
-        if logged.is_tensor and meta.is_mean_reduction:
-            meta.sync.op = "sum"  # of the weighted values, and of their weights
+        if logged.is_tensor:  # a mean is the sum of weighted values over that of their weights
+            op = "sum" if meta.is_mean_reduction else meta.reduce_fx.__name__
+            meta.sync._fn = partial(evaluation.reduce, op=op)  # Lightning compares the other attributes
 
 
 def most_epochs(trainer: Trainer) -> int:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from elastune.testing.faults import Rests, inject, parse_wishes
 
 config = {"epochs": 2, "faults": [], "resize": [], "pause_s": 0.0, "loaders": 0, "drop_last": False}
-config |= {"seeks": True, "unseeded": False, "length": 70, "until": ""}
+config |= {"seeks": True, "unseeded": False, "length": 270, "until": ""}
 
 
 class Numbers:
@@ -74,7 +74,7 @@ def train(session) -> None:
     wishes = parse_wishes(asked["resize"])
     reach, rests = inject(session), Rests(session, 20, wishes)
     stream = Stream(asked["length"], kind_of(asked))
-    loader = DataLoader(stream, batch_size=8, num_workers=asked["loaders"], drop_last=asked["drop_last"])
+    loader = DataLoader(stream, batch_size=24, num_workers=asked["loaders"], drop_last=asked["drop_last"])
     for _ in session.epochs(asked["epochs"]):
         for x, y in session.batches(loader):
             reach("before")

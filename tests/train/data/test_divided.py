@@ -21,10 +21,17 @@ from elastune.core.errors import UserError
 from elastune.core.run import Position
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group
-from elastune.train.data.divided import AHEAD, DividedSource, StreamPositions, shares_of_parts
+from elastune.train.data import part_reader
+from elastune.train.data.divided import DividedSource, StreamPositions, shares_of_parts
 from elastune.train.data.loading import LoaderOptions
 from elastune.train.data.part_reader import PartedStream, PartMark, PartReader
 from elastune.train.data.parts import Division, TarPart, division_of, open_hugging_face, open_shard, open_tars
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that parts of a few items have several."""
+    monkeypatch.setattr(part_reader, "CHUNK", 4)
 
 
 class At:
@@ -138,24 +145,24 @@ class Counting(Seekable):
 
 
 def test_a_reader_that_seeks_reads_few_items_again() -> None:
-    stream = PartedStream(Stream(40_000, Counting), open_shard, 4, 0, 0, 16)
+    stream = PartedStream(Stream(40_000, Counting), open_shard, 4, 0, 0)
     reader = PartReader(lambda mark: stream.chunks(1, mark), PartMark())
     item = reader.at(9000)
     mark = reader.mark(9000)
     Counting.read = 0
     late = PartReader(lambda mark: stream.chunks(1, mark), mark)
     assert torch.equal(late.at(9000)[0], item[0])
-    assert Counting.read <= 2 * 16
+    assert Counting.read <= 2 * 4
     late.let_go(9000)
     assert torch.equal(late.at(mark.index)[0], reader.at(mark.index)[0]), "what was dropped is read again"
 
 
 def test_a_part_that_gives_other_items_is_seen() -> None:
-    stream = PartedStream(Stream(400, Unseeded), open_shard, 4, 0, 0, 4)
+    stream = PartedStream(Stream(400, Unseeded), open_shard, 4, 0, 0)
     reader = PartReader(lambda mark: stream.chunks(1, mark), PartMark())
-    reader.reaches(40)
-    with pytest.raises(UserError, match="another item at 20 of part 1"):
-        PartReader(lambda mark: stream.chunks(1, mark), reader.mark(20)).reaches(40)
+    reader.reaches(44)
+    with pytest.raises(UserError, match="another item at 40 of part 1"):
+        PartReader(lambda mark: stream.chunks(1, mark), reader.mark(40)).reaches(44)
 
 
 def test_workers_read_their_own_parts_only() -> None:
@@ -171,7 +178,7 @@ def test_workers_read_their_own_parts_only() -> None:
     lone = DividedSource(Watched(400, Seekable), open_shard, where, 0, 0, drop_last=False, loading=LoaderOptions())
     next(lone.batches(0, 8))
     assert sorted(opened) == [0, 1, 2, 3]
-    assert all(items <= (AHEAD + 3) * 2 for items in where.known.items), "and not far ahead"
+    assert all(items <= 2 * 4 for items in where.known.items), "and not far ahead"
 
 
 class OtherOrder(IterableDataset[int]):
@@ -241,7 +248,7 @@ def test_readers_of_others_streams_seek(tmp_path: Path, kind: str) -> None:
         data = datasets.Dataset.from_dict({"id": list(range(50))}).to_iterable_dataset(num_shards=4)
     division = division_of(data, 2)
     assert isinstance(division, Division)
-    stream = PartedStream(data, division.open_part, 2, 0, 1, 3)
+    stream = PartedStream(data, division.open_part, 2, 0, 1)
     reader = PartReader(lambda mark: stream.chunks(1, mark), PartMark())
     wanted = [reader.at(index)["id"] for index in range(20)]
     mark = reader.mark(14)

@@ -27,7 +27,7 @@ from elastune.train.data.loading import LoaderOptions
 from elastune.train.data.part_reader import LoadingProcesses, PartedStream, PartMark, PartReader
 from elastune.train.data.stream import collated
 
-AHEAD = 8  # batches that workers read ahead of the newest one
+AHEAD = 8  # batches that workers read ahead of the newest one, after a few
 
 
 @dataclass(frozen=True)
@@ -245,9 +245,7 @@ class DividedSource:
         self._known = positions.known if together else positions.known.copy()
         self._least = size if self._drop_last else 1
         if self._stream is None:
-            share = -(-size // self._parts)
-            options = self._parts, self._seed, self._epoch, share
-            self._stream = PartedStream(self._dataset, self._open_part, *options)
+            self._stream = PartedStream(self._dataset, self._open_part, self._parts, self._seed, self._epoch)
         self._composed.clear()
         base = positions.before(offset)
         start, counts = base.place, base.counts
@@ -288,9 +286,9 @@ class DividedSource:
             self._let_go(batch)
             items = [self._reader(part, index).at(index) for part, index in batch.items(places)]
             share = max(batch.takes)
-            for part in self._owned:  # one chunk a batch, so that nobody has to wait for many of them
-                if part in self._readers and self._readers[part].known < batch.counts[part] + AHEAD * share:
-                    self._readers[part].reaches(self._readers[part].known + 1)
+            for part in self._owned:  # two shares a batch at most, so that nobody has to wait for many of them
+                if (reader := self._readers.get(part)) is not None:
+                    reader.reaches(min(batch.counts[part] + AHEAD * share, reader.known + 2 * share))
             yield collated(items, self._collate)
 
     def probe(self) -> range:
@@ -316,7 +314,6 @@ class DividedSource:
         together = workers.synchronised
         open_parts = sum(not ended for ended in self._known.ended)
         share = -(-size // max(1, open_parts))
-        ahead = share * (AHEAD if together else 1) + share + 1
         if together:
             positions.add(Base(start, size, counts))
         oldest = positions.bases[0].counts
@@ -324,7 +321,7 @@ class DividedSource:
         row = []
         for part in self._owned:
             reader = self._reader(part, counts[part])
-            reader.reaches(counts[part] + ahead)
+            reader.reaches(counts[part] + 2 * share + 1)
             mark = reader.mark(oldest[part])
             row.append([part, reader.known, reader.ended, mark.index, mark.state, mark.checksum])
         data = json.dumps(row).encode()

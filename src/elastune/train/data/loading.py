@@ -137,7 +137,7 @@ class KeptProcesses:
         if self._loader is None:
             held = dataset.dataset if order is not None else dataset
             # A generator of its own: torch draws a number where processes start, which only some passes do.
-            options = {"persistent_workers": True, "generator": torch.Generator().manual_seed(seed)}
+            options: dict[str, Any] = {"persistent_workers": True, "generator": torch.Generator().manual_seed(seed)}
             self._loader = DataLoader(
                 _SamplesOfEpochs(held, seed), batch_sampler=self._requests, **_options(loading), **options
             )
@@ -164,7 +164,7 @@ class _Requests:
 
     coming: Iterator[_Request] = iter(())
 
-    def __iter__(self) -> Iterator[_Request]:
+    def __iter__(self) -> Iterator[Any]:
         return self.coming
 
 

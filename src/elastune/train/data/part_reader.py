@@ -1,7 +1,8 @@
 """One part of a divided stream: opened where it can be sought, read in chunks, and kept for as long as steps need it.
 
-A part is named by its number, an item in it by its index from 0. The random draws of an item follow from seed, epoch,
-part and index: so whoever reads it, in whichever process, gets the same item.
+A part is named by its number, an item in it by its index from 0. Items are read in chunks that begin at multiples of
+``CHUNK``. The random draws of a chunk follow from seed, epoch, part and index: so whoever reads it, in whichever
+process, gets the same items.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from elastune.train.data.loading import LoaderOptions
 from elastune.train.data.stream import damaged_tar
 from elastune.train.rng import seed_everything, streams_kept
 
+CHUNK = 32  # items: seeding takes as long as reading a small item
 UNKNOWN = -1  # a checksum that nobody has taken
 
 
@@ -64,7 +66,6 @@ class PartedStream:
         count: The number of parts.
         seed: The seed of the run.
         epoch: The epoch.
-        size: The number of items in a chunk.
     """
 
     dataset: Any
@@ -72,7 +73,6 @@ class PartedStream:
     count: int
     seed: int
     epoch: int
-    size: int
 
     def chunks(self, part: int, begin: PartMark) -> Iterator[PartChunk]:
         """Read ``part`` from ``begin`` on."""
@@ -83,31 +83,27 @@ class PartedStream:
         if begin.state is not None:
             opened.load_state_dict(begin.state)
         first = begin if begin.state is not None else PartMark()
-        items = self._seeded(iter(opened), part, first.index)
+        items = iter(opened)
         while True:
-            chunk = list(islice(items, self.size))
+            seed_everything(derive(self.seed, "stream", self.epoch, part, first.index))
+            chunk = _read(items)
             after = PartMark(first.index + len(chunk), _state_of(opened))
             if chunk:
                 first = replace(first, checksum=checksum_of(chunk[0]))
-            ended = len(chunk) < self.size
+            ended = len(chunk) < CHUNK
             yield PartChunk(part, first, chunk, after, ended)
             if ended:
                 return
             first = after
 
-    def _seeded(self, items: Iterator[Any], part: int, index: int) -> Iterator[Any]:
-        while True:
-            seed_everything(derive(self.seed, "stream", self.epoch, part, index))
-            try:
-                item = next(items)
-            except StopIteration:
-                return
-            except Exception as error:
-                if (damage := damaged_tar(error)) is not None:
-                    raise damage from error
-                raise
-            yield item
-            index += 1
+
+def _read(items: Iterator[Any]) -> list[Any]:
+    try:
+        return list(islice(items, CHUNK))
+    except Exception as error:
+        if (damage := damaged_tar(error)) is not None:
+            raise damage from error
+        raise
 
 
 def _set_epoch(stream: Any, epoch: int) -> None:

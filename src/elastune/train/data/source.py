@@ -96,10 +96,9 @@ class DataRequest:
             if self.streams:
                 last, loading = self.drop_last, self.loading
                 if positions is not None and isinstance(division, Division):
-                    options = {"drop_last": last, "turns": self.turns}
-                    return DividedSource(
-                        self.dataset, division.open_part, positions, seed, epoch, loading=loading, **options
-                    )
+                    opened = division.open_part
+                    options: dict[str, Any] = {"drop_last": last, "loading": loading}
+                    return DividedSource(self.dataset, opened, positions, seed, epoch, turns=self.turns, **options)
                 return StreamSource(self.dataset, seed, epoch, drop_last=last, loading=loading, turns=self.turns)
             if self.batch_sampler is not None:
                 sampler, size = self.batch_sampler, self.batch_size
