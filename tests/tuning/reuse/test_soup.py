@@ -15,9 +15,8 @@ from torch import nn
 import elastune
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import Training, fold, training_in, training_of
 from elastune.core.journal.records import Entry, StudyStarted, TrialStarted, TrialStartedFrom
-from elastune.core.journal.spending import Training, training_in, training_of
-from elastune.core.journal.trials import fold
 from elastune.core.run import Program, RunSpec, StartFrom
 from elastune.parallel.mechanisms.tensor_storage import whole
 from elastune.runtime.clusters.local import LocalCluster

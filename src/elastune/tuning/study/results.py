@@ -18,6 +18,7 @@ from typing import Any
 from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import AllocationSpan, TrialTable, compared_all, fold, training_of
 from elastune.core.journal.records import (
     AFTERWARDS,
     ArtifactKept,
@@ -27,8 +28,6 @@ from elastune.core.journal.records import (
     StudyFinished,
     StudyStarted,
 )
-from elastune.core.journal.spending import training_of
-from elastune.core.journal.trials import AllocationSpan, TrialTable, compared_all, fold
 from elastune.runtime.job.output import JOURNAL
 from elastune.tuning.search.constraint import parse_constraints
 from elastune.tuning.search.front import (
