@@ -82,6 +82,11 @@ def test_a_uniform_soup_is_the_mean(family: Path) -> None:
         assert torch.allclose(tensor, plain[name]), name
 
 
+def test_a_loaded_study_makes_a_soup(family: Path) -> None:
+    made = elastune.Study.load(family).soup(how="uniform")
+    assert sorted(made.soup.trials) == [0, 1, 2, 3]
+
+
 def test_a_greedy_soup_adds_what_does_no_harm(family: Path) -> None:
     found = elastune.soup(family, build, accuracy, batches=batches)
     singles = {trial: accuracy(mean_of(family, [trial])) for trial in range(4)}
