@@ -54,6 +54,15 @@ def test_slots_move_with_their_parts(cluster: LocalCluster, tmp_path: Path, alon
     check(changed, alone)
 
 
+def test_a_worker_that_joins_behind_a_death_knows_what_the_others_know(
+    cluster: LocalCluster, tmp_path: Path, alone: Ran
+) -> None:
+    changed = Runs(cluster, tmp_path, PROGRAM)(2, faults=["kill 1 2 after"], resize=["6 3"], slow_until=together(3))
+    assert changed.lost == [1]
+    assert max(len(r.members) for r in changed.regrouped) == 3
+    check(changed, alone)
+
+
 def test_a_resumed_run_goes_on_where_it_was(cluster: LocalCluster, tmp_path: Path, alone: Ran) -> None:
     spec = RunSpec(
         PROGRAM, tmp_path / "halted", execution=ExecutionSettings(workers=2, num_slots=4), max_steps=7, seed=3

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch.utils.data import default_collate
 
+from elastune.core.errors import UserError
 from elastune.core.journal.records import Record, StreamPriced
 from elastune.core.run import Position
 from elastune.core.slots import cut, dealt
@@ -228,7 +229,7 @@ class DividedSource:
         self._drop_last, self._loading = drop_last, loading
         self._collate = loading.collate_fn or default_collate
         self._least = 1
-        self._known = Known.nothing(self._parts)
+        self._alone: Known | None = None  # found while this worker does not act with the others
         self._composed: deque[Composed] = deque()
         self._stream: PartedStream | None = None
         self._owned = range(0)
@@ -241,8 +242,7 @@ class DividedSource:
         """As ``StepSource.batches``; the workers tell each other where it is not known whether another one follows."""
         positions = self._positions
         positions.begin(self._epoch, self._parts, size)
-        together = positions.workers.synchronised
-        self._known = positions.known if together else positions.known.copy()
+        self._alone = None
         self._least = size if self._drop_last else 1
         if self._stream is None:
             self._stream = PartedStream(self._dataset, self._open_part, self._parts, self._seed, self._epoch)
@@ -255,10 +255,10 @@ class DividedSource:
             if not sum(takes):
                 break
         if start != offset:
-            raise RuntimeError(f"a stream's parts are known at {start}, and the run is at {offset}")
-        if together:
-            positions.add(Base(offset, size, counts))
-            self._own(positions.mine)
+            rule, fix = "a divided stream goes on between its batches", "resume at the end of an epoch, or begin anew"
+            raise UserError(rule, f"batches that end at {start}, and a run at {offset}", fix)
+        positions.add(Base(offset, size, counts))
+        self._own(positions.mine)
         while sum(takes := self._compose(counts, start, size)):
             self._composed.append(Composed(start, counts, takes))
             stop, counts = start + sum(takes), _added(counts, takes)
@@ -284,7 +284,7 @@ class DividedSource:
         for places in parts:
             batch = next(each for each in reversed(self._composed) if each.start <= places.start)
             self._let_go(batch)
-            items = [self._reader(part, index).at(index) for part, index in batch.items(places)]
+            items = [self._reader(part).at(index) for part, index in batch.items(places)]
             share = max(batch.takes)
             for part in self._owned:  # two shares a batch at most, so that nobody has to wait for many of them
                 if (reader := self._readers.get(part)) is not None:
@@ -293,6 +293,12 @@ class DividedSource:
 
     def probe(self) -> range:
         return range(0)
+
+    @property
+    def _known(self) -> Known:
+        if self._alone is None or self._positions.workers.synchronised:
+            return self._positions.known
+        return self._alone
 
     # -- what batches are made of -------------------------------------------------------------------------------------
 
@@ -309,18 +315,23 @@ class DividedSource:
             self._exchange(counts, start, size)
 
     def _exchange(self, counts: list[int], start: int, size: int) -> None:
-        """Read ahead, and find out with the other workers how far the parts go."""
+        """Read ahead, and find out with the other workers how far the parts go.
+
+        A worker that warms up, or whose step was just lost, reads all parts by itself, and nobody gets what it found.
+        """
         workers, positions = self._positions.workers, self._positions
         together = workers.synchronised
         open_parts = sum(not ended for ended in self._known.ended)
         share = -(-size // max(1, open_parts))
         if together:
             positions.add(Base(start, size, counts))
+        else:
+            self._alone = self._known.copy()
         oldest = positions.bases[0].counts
         self._own(positions.mine if together else range(self._parts))
         row = []
         for part in self._owned:
-            reader = self._reader(part, counts[part])
+            reader = self._reader(part)
             reader.reaches(counts[part] + 2 * share + 1)
             mark = reader.mark(oldest[part])
             row.append([part, reader.known, reader.ended, mark.index, mark.state, mark.checksum])
@@ -344,9 +355,11 @@ class DividedSource:
             assert self._stream is not None
             begins = {part: self._known.marks[part] for part in parts}
             self._processes = LoadingProcesses(self._stream, begins, self._loading)
+            for part in parts:  # now, as they begin where the processes do
+                self._reader(part)
 
-    def _reader(self, part: int, index: int) -> PartReader:
-        """A reader of ``part`` that can come to ``index``."""
+    def _reader(self, part: int) -> PartReader:
+        """The reader of ``part``."""
         if part not in self._readers:
             stream, processes = self._stream, self._processes
             assert stream is not None
@@ -360,8 +373,9 @@ class DividedSource:
         """Drop items that will hardly be needed again: those before the batch before ``batch``."""
         while len(self._composed) > 1 and self._composed[1].start < batch.start:
             self._composed.popleft()
+        marked = self._positions.bases[0].counts
         for part, reader in self._readers.items():
-            reader.let_go(self._composed[0].counts[part])
+            reader.let_go(self._composed[0].counts[part], marked[part])
 
 
 def _added(counts: Sequence[int], takes: Sequence[int]) -> list[int]:

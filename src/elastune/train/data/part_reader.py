@@ -165,11 +165,11 @@ class PartReader:
             raise _changed(f"an end at {self.known} where there was an item before")
         return self._items[index]
 
-    def let_go(self, before: int) -> None:
-        """Drop the items before this index, and the marks that lie further back than needed to read from there."""
+    def let_go(self, before: int, marked: int) -> None:
+        """Drop the items before index ``before``, and the marks that nobody needs who reads from ``marked`` on."""
         for index in [index for index in self._items if index < before]:
             del self._items[index]
-        while len(self._marks) > 1 and self._marks[1].index <= before:
+        while len(self._marks) > 1 and self._marks[1].index <= marked:
             self._marks.popleft()
 
     def mark(self, index: int) -> PartMark:
