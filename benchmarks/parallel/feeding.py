@@ -261,7 +261,7 @@ def main() -> None:
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    worlds, rounds, steps = ((2,), 3, 2) if args.smoke else ((1, 2, 4), 30, 8)
+    worlds, rounds, steps = ((2,), 3, 2) if args.smoke else ((1, 2, 4), 16, 6)
     cells = [measure(kind, world, rounds, steps) for kind in ("tars", "decoded") for world in worlds]
     reads = partial(joined, samples=20_000 if args.smoke else 1_000_000, slots=4, batch=256)
     cells += [reads(kind) for kind in (Seekable, Numbers)]
