@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from elastune.core.command import TrainingCommand
 from elastune.core.communication import Compression, Topology
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
@@ -109,12 +110,14 @@ class Program:
         train: The name of the training function.
         data: The folder of the program's data sets; None: the user gave none.
         arguments: The program's own command line, which it reads from ``sys.argv[1:]``.
+        command: The command that trains, instead of a function; ``path`` then is the file of the search space.
     """
 
     path: Path
     train: str = "train"
     data: Path | None = None
     arguments: tuple[str, ...] = ()
+    command: TrainingCommand | None = None
 
     @property
     def data_text(self) -> str | None:

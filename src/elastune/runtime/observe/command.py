@@ -5,25 +5,27 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from elastune.core.command import TrainingCommand, provided_values
 from elastune.core.errors import UserError
 from elastune.core.formatting import cut, printable
 from elastune.core.notation import duration_text
 from elastune.runtime.observe.differences import Difference, differences
-from elastune.runtime.observe.observations import Observation, read_observation
+from elastune.runtime.observe.observations import ObservedCommand, read_observation
+from elastune.train.program.command import check_executable
 
 HOOK = Path(__file__).parent / "hook"
 STEPS = 20
 TIME_S = 120.0
 GRACE_S = 5.0
-_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _LAST_OUTPUT = 65_536  # bytes of a failed command's output that are looked at
 _POLL_S = 0.05
 
@@ -45,76 +47,56 @@ class CommandCheck:
     notes: tuple[Difference, ...]
 
 
-def check_command(command: str, *, workers: int = 2, steps: int = STEPS, time_s: float = TIME_S) -> CommandCheck:
+def check_command(
+    command: TrainingCommand,
+    config: Mapping[str, Any],
+    *,
+    workers: int = 2,
+    steps: int = STEPS,
+    time_s: float = TIME_S,
+    seed: int = 0,
+) -> CommandCheck:
     """Compare the training of ``command`` on ``workers`` processes with that on one.
 
     Args:
-        command: Such as ``torchrun --nproc-per-node {workers} train.py --batch-size {split:64}``. No shell sees it.
+        command: Its words, in which ``{workers}`` is the number of processes.
+        config: Values of the other placeholders. ``{batch_per_worker}`` is each process's share of ``batch_size``.
         workers: Number of processes, from 2.
         steps: Number of optimizer steps of which gradients and weights are looked at.
         time_s: Seconds after which a run of the command is ended; what it did until then is compared.
+        seed: Value of ``{seed}``.
 
     Raises:
-        UserError: Where the command has no ``{workers}``, another placeholder, cannot start, fails, takes no step, or
-            starts another number of processes.
+        UserError: Where the command does not name ``{workers}``, a placeholder has no value, or the command cannot
+            start, fails, takes no step or starts another number of processes.
 
     Example:
-        >>> check_command("torchrun --nproc-per-node {workers} train.py", workers=2).differences
+        >>> command = parse_command("torchrun --nproc-per-node {workers} train.py {batch_per_worker}")
+        >>> check_command(command, {"batch_size": 64}).differences
         ()
     """
-    words = {count: words_of(command, count) for count in (1, workers)}  # all are checked before one runs
+    if "workers" not in command.placeholders:
+        rule, fix = "the command must say how many processes it starts", "write {workers} in place of their number"
+        raise UserError(rule, shlex.join(command.words), fix)
+    check_executable(command)
     with tempfile.TemporaryDirectory(prefix="elastune-observe-") as folder:
-        one, many = (
-            _observe(each, Path(folder) / str(count), count, steps, time_s) for count, each in words.items()
-        )
-    found = differences(one, many)
+        places = {count: Path(folder) / str(count) for count in (1, workers)}
+        words = {  # both are checked before one runs
+            count: list(command.filled({**provided_values(config, count, seed, str(place)), **config}))
+            for count, place in places.items()
+        }
+        one, many = (_observe(words[count], place, count, steps, time_s) for count, place in places.items())
+    seen = differences(one, many)
     return CommandCheck(
         workers=workers,
         steps=min(one.steps, many.steps),
-        differences=tuple(each for each in found if not each.note),
-        notes=tuple(each for each in found if each.note),
+        differences=tuple(each for each in seen if not each.note),
+        notes=tuple(each for each in seen if each.note),
     )
 
 
-def words_of(command: str, workers: int) -> list[str]:
-    """Return the words of ``command`` for so many processes.
-
-    ``{workers}`` is the number of processes, and ``{split:N}`` their equal shares of N.
-
-    Raises:
-        UserError: Where quotes do not match, a placeholder is unknown, or N cannot be divided.
-    """
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise UserError("a command must have matching quotes", f"{command!r}: {error}", "close the quote") from None
-    if not words:
-        raise UserError("--command must not be empty", repr(command), "such as 'torchrun --nproc-per-node {workers} F'")
-    names = [name for word in words for name in _PLACEHOLDER.findall(word)]
-    if "workers" not in names:
-        raise UserError(
-            "the command must say how many processes it starts", command, "write {workers} in place of their number"
-        )
-
-    def value(match: re.Match[str]) -> str:
-        name, _, number = match[1].partition(":")
-        if match[1] == "workers":
-            return str(workers)
-        if name != "split":
-            fix = "the placeholders are {workers} and {split:N}"
-            raise UserError("a command's placeholder must be known", match[0], fix)
-        if not (number.isascii() and number.isdigit()) or not int(number) or int(number) % workers:
-            fix = f"such as {{split:{32 * workers}}}"
-            raise UserError(f"{{split:N}} needs an N that {workers} processes can share equally", match[0], fix)
-        return str(int(number) // workers)
-
-    return [_PLACEHOLDER.sub(value, word) for word in words]
-
-
-def _observe(words: list[str], folder: Path, workers: int, steps: int, time_s: float) -> Observation:
+def _observe(words: list[str], folder: Path, workers: int, steps: int, time_s: float) -> ObservedCommand:
     folder.mkdir(parents=True)
-    if shutil.which(words[0]) is None:
-        raise UserError("the command's program must exist", words[0], "give its path, or activate its environment")
     path = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {
         **os.environ,

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from elastune.runtime.observe.observations import Forward, Observation, Process, SamplerIterated, Sketch, mean
+from elastune.runtime.observe.observations import Forward, ObservedCommand, Process, SamplerIterated, Sketch, mean
 
-PAGE = "docs/programs.md#is-my-own-script-right-on-several-processes"
+PAGE = "docs/commands-as-programs.md#is-a-script-right-on-several-processes"
 ROUNDING = 2e-3  # of sums in another order, relative to the largest number of a sketch
 LOSS_ROUNDING = 1e-3
 SAMPLING = 0.15  # by which mean losses of other samples may differ, relative
@@ -47,19 +47,19 @@ class Difference:
         return f"{at}{when}{'note: ' if self.note else ''}{self.finding}. {self.fix}. See {PAGE}"
 
 
-def differences(one: Observation, many: Observation) -> list[Difference]:
+def differences(one: ObservedCommand, many: ObservedCommand) -> list[Difference]:
     """Everything that ``many`` does otherwise than ``one``, at most one of a kind.
 
     Example:
         >>> [each.kind for each in differences(read_observation(a), read_observation(b))]
         ['overlap', 'gradient']
     """
-    found = [each for check in CHECKS if (each := check(one, many)) is not None]
-    kinds = {each.kind for each in found}
-    return [each for each in found if not kinds & CAUSES.get(each.kind, set())]
+    seen = [each for check in CHECKS if (each := check(one, many)) is not None]
+    kinds = {each.kind for each in seen}
+    return [each for each in seen if not kinds & CAUSES.get(each.kind, set())]
 
 
-def branch(one: Observation, many: Observation) -> Difference | None:
+def branch(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """The ranks do not do the same: one has more steps, passes or backward passes, or other lines."""
     head = many.processes[0]
     for process in many.processes[1:]:
@@ -93,9 +93,7 @@ def _path(process: Process, step: int) -> list[tuple[str, str]]:
     return [*forwards, *backwards, *([("takes the step", taken.line)] if taken else [])]
 
 
-def _first_other(
-    mine: list[tuple[str, str]], others: list[tuple[str, str]], *, begun: bool
-) -> tuple[str, str] | None:
+def _first_other(mine: list[tuple[str, str]], others: list[tuple[str, str]], *, begun: bool) -> tuple[str, str] | None:
     """What the second does first that the first one does not, and its line."""
     for left, right in zip(mine, others, strict=False):
         if left != right:
@@ -107,7 +105,7 @@ def _first_other(
     return f"it {sign} {what} at {line}", line
 
 
-def weights(one: Observation, many: Observation) -> Difference | None:
+def weights(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """The ranks begin with other weights. (``DistributedDataParallel`` sends rank 0's to all.)"""
     firsts = list(many.each_first())
     if len({str(first.weights) for first in firsts}) < 2:
@@ -122,7 +120,7 @@ def weights(one: Observation, many: Observation) -> Difference | None:
     )
 
 
-def batch(one: Observation, many: Observation) -> Difference | None:
+def batch(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """The global batch has another size."""
     sizes = one.rows(0).total(), many.rows(0).total()
     if sizes[0] == sizes[1] or not all(sizes):
@@ -132,11 +130,11 @@ def batch(one: Observation, many: Observation) -> Difference | None:
         0,
         many.processes[0].line_of("loader"),
         f"the global batch has {sizes[0]} rows on 1 process and {sizes[1]} on {many.world}",
-        f"Give each process its share: write {{split:{sizes[0]}}} where the command has its batch size",
+        f"Give each process its share: {{batch_per_worker}} in the command, and --set batch_size={sizes[0]}",
     )
 
 
-def overlap(one: Observation, many: Observation) -> Difference | None:
+def overlap(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """Two ranks train on one sample in the same step, which no step of one process does."""
     for step in range(min(one.steps, many.steps)):
         twice = [row for row, times in many.rows(step).items() if times > max(1, one.rows(step)[row])]
@@ -152,7 +150,7 @@ def overlap(one: Observation, many: Observation) -> Difference | None:
     return None
 
 
-def missing(one: Observation, many: Observation) -> Difference | None:
+def missing(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """Samples on which one process trains, and no rank does."""
     mine, others = one.all_rows(), many.all_rows()
     if not (one.whole and many.whole and _comparable_rows(mine, others)):
@@ -170,7 +168,7 @@ def missing(one: Observation, many: Observation) -> Difference | None:
     )
 
 
-def _orders_differ(one: Observation, many: Observation) -> bool:
+def _orders_differ(one: ObservedCommand, many: ObservedCommand) -> bool:
     """Whether even the first step has other rows: the two shuffle differently, so a cut run has other samples."""
     return bool(one.rows(0)) and one.rows(0).keys() != many.rows(0).keys()
 
@@ -180,7 +178,7 @@ def _comparable_rows(mine: Counter[str], others: Counter[str]) -> bool:
     return bool(mine.keys() & others.keys())
 
 
-def order(one: Observation, many: Observation) -> Difference | None:
+def order(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """A global step has other samples, though none is lost or read twice."""
     for step in range(min(one.steps, many.steps)):
         mine, others = one.rows(step), many.rows(step)
@@ -201,7 +199,7 @@ def order(one: Observation, many: Observation) -> Difference | None:
     return None
 
 
-def set_epoch(one: Observation, many: Observation) -> Difference | None:
+def set_epoch(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """A ``DistributedSampler`` shuffles each pass from the same epoch number."""
     for process in many.processes:
         seen: set[tuple[int, int]] = set()
@@ -219,7 +217,7 @@ def set_epoch(one: Observation, many: Observation) -> Difference | None:
     return None
 
 
-def seeds(one: Observation, many: Observation) -> Difference | None:
+def seeds(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """All ranks draw the same random numbers, and the model has dropout."""
     firsts = list(many.each_first())
     if len(firsts) < 2 or not any(first.dropout for first in firsts):
@@ -236,7 +234,7 @@ def seeds(one: Observation, many: Observation) -> Difference | None:
     )
 
 
-def rate(one: Observation, many: Observation) -> Difference | None:
+def rate(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """The learning rate is another one."""
     for step in range(min(one.steps, many.steps)):
         mine, others = one.processes[0].steps[step].rates, many.processes[0].steps[step].rates
@@ -254,7 +252,7 @@ def rate(one: Observation, many: Observation) -> Difference | None:
     return None
 
 
-def loss(one: Observation, many: Observation) -> Difference | None:
+def loss(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """The mean of the ranks' losses is not one process's loss."""
     step = _comparable_step(one, many)
     same_rows = step is not None
@@ -278,14 +276,14 @@ def loss(one: Observation, many: Observation) -> Difference | None:
     )
 
 
-def _mean_loss(observation: Observation, steps: Sequence[int]) -> float | None:
+def _mean_loss(observation: ObservedCommand, steps: Sequence[int]) -> float | None:
     """The mean over ranks and steps; None where a step has not one loss on each rank."""
     losses = [[b.loss for b in process.backwards(step)] for process in observation.processes for step in steps]
     values = [each[0] for each in losses if len(each) == 1 and each[0] is not None]
     return sum(values) / len(values) if values and len(values) == len(losses) else None
 
 
-def batch_norm(one: Observation, many: Observation) -> Difference | None:
+def batch_norm(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """Each rank normalises by its own share of the batch."""
     first = many.processes[0].first
     if first is None or not first.batch_norms:
@@ -299,7 +297,7 @@ def batch_norm(one: Observation, many: Observation) -> Difference | None:
     )
 
 
-def reduction(one: Observation, many: Observation) -> Difference | None:
+def reduction(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """The gradient of the step is not the mean of the ranks' gradients."""
     for step in range(many.steps):
         taken = [process.steps[step] for process in many.processes]
@@ -344,7 +342,7 @@ def reduction(one: Observation, many: Observation) -> Difference | None:
     return None
 
 
-def gradient(one: Observation, many: Observation) -> Difference | None:
+def gradient(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """The gradient is another one than that of one process, on the same samples."""
     step = _comparable_step(one, many)
     if step is None:
@@ -368,7 +366,7 @@ def gradient(one: Observation, many: Observation) -> Difference | None:
     )
 
 
-def buffers(one: Observation, many: Observation) -> Difference | None:
+def buffers(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """Buffers other than BatchNorm's differ between ranks after a step."""
     for step in range(many.steps):
         head = many.processes[0].done[step].buffers
@@ -391,7 +389,7 @@ def _of_batch_norm(name: str, names: dict[str, Sketch]) -> bool:
     return f"{stem}.running_mean".lstrip(".") in names
 
 
-def drift(one: Observation, many: Observation) -> Difference | None:
+def drift(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """Weights differ between ranks after a step."""
     for step in range(many.steps):
         head = many.processes[0].done[step].weights
@@ -409,7 +407,7 @@ def drift(one: Observation, many: Observation) -> Difference | None:
     return None
 
 
-def evaluation(one: Observation, many: Observation) -> Difference | None:
+def evaluation(one: ObservedCommand, many: ObservedCommand) -> Difference | None:
     """Rows are evaluated more often than on one process (padding), by all ranks, or not at all."""
     mine, others = one.evaluated(), many.evaluated()
     if not mine or not others or mine == others or not _comparable_rows(mine, others):
@@ -432,7 +430,7 @@ def evaluation(one: Observation, many: Observation) -> Difference | None:
     )
 
 
-Check = Callable[[Observation, Observation], Difference | None]
+Check = Callable[[ObservedCommand, ObservedCommand], Difference | None]
 CHECKS: Sequence[Check] = (
     weights,
     batch,
@@ -463,7 +461,7 @@ CAUSES = {
 """Kinds that say no more than their cause, where that is known."""
 
 
-def _comparable_step(one: Observation, many: Observation) -> int | None:
+def _comparable_step(one: ObservedCommand, many: ObservedCommand) -> int | None:
     """The first step, if one process and many must agree in it: same rows, same weights, no BatchNorm or dropout."""
     firsts: list[Forward] = [*one.each_first(), *many.each_first()]
     if not firsts or any(first.batch_norms or first.dropout for first in firsts):

@@ -106,7 +106,7 @@ class Step:
 
 
 @dataclass(frozen=True, config=_RULES)
-class Done:
+class AfterStep:
     """The weights and the buffers after a step."""
 
     step: int
@@ -124,7 +124,7 @@ class Unwatched:
 
 
 Observed = Annotated[
-    Started | Made | Seeded | SamplerIterated | Forward | Backward | Step | Done | Unwatched,
+    Started | Made | Seeded | SamplerIterated | Forward | Backward | Step | AfterStep | Unwatched,
     Field(discriminator="kind"),
 ]
 _ADAPTER: TypeAdapter[Observed] = TypeAdapter(Observed)
@@ -160,9 +160,9 @@ class Process:
         return {event.step: event for event in self.events if isinstance(event, Step)}
 
     @property
-    def done(self) -> dict[int, Done]:
+    def done(self) -> dict[int, AfterStep]:
         """What it had after each step."""
-        return {event.step: event for event in self.events if isinstance(event, Done)}
+        return {event.step: event for event in self.events if isinstance(event, AfterStep)}
 
     @property
     def first(self) -> Forward | None:
@@ -175,7 +175,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Observation:
+class ObservedCommand:
     """One run of the command: its processes in the order of their ranks.
 
     Attributes:
@@ -220,7 +220,7 @@ class Observation:
                 yield process.first
 
 
-def read_observation(folder: Path, *, ended: bool = True) -> Observation:
+def read_observation(folder: Path, *, ended: bool = True) -> ObservedCommand:
     """Read the files of one run of the command. ``ended``: by itself.
 
     A torn last line (its process was ended) is left out.
@@ -234,7 +234,7 @@ def read_observation(folder: Path, *, ended: bool = True) -> Observation:
     if ranks and ranks != list(range(len(ranks))):
         fix = "let the command call init_process_group, or start its processes by torchrun"
         raise UserError("each process of the command must have a rank of its own", f"ranks {ranks}", fix)
-    return Observation(processes, ended)
+    return ObservedCommand(processes, ended)
 
 
 def _process(file: Path) -> Process:
