@@ -264,7 +264,7 @@ def install(torch: Any) -> None:
         finally:
             observer.depth -= 1
 
-    module.__call__ = observed_call  # type: ignore[method-assign]
+    module.__call__ = observed_call
     backward = torch.Tensor.backward
 
     @functools.wraps(backward)
