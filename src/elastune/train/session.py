@@ -31,7 +31,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import Config, RunSpec, StartFrom, derive, refuse_repeated_batches
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.elastic.worker.reconcile import Packed
+from elastune.elastic.worker.recovery import Packed
 from elastune.parallel.comm.channel import Channel
 from elastune.parallel.comm.group import CALLS_TAG
 from elastune.parallel.comm.norms import exact_mean, exact_sum

@@ -74,7 +74,7 @@ class SocketRef(NamedTuple):
     inode: int
 
 
-def sockets() -> frozenset[SocketRef]:
+def open_sockets() -> frozenset[SocketRef]:
     """All sockets of this process. A later search for new sockets can leave these out (``but``)."""
     return frozenset(_sockets())
 
