@@ -170,7 +170,7 @@ class Adapter:
             place = WORKER_TIMES * workers.rank
             times[place : place + WORKER_TIMES] = [times_here.data_s, times_here.compute_s, times_here.wait_s]
         return StepContribution(
-            waiting=float(self._host.waiting),
+            waiting=float(self._adapts and self._host.waiting),
             seconds=self._progress.times.seconds if workers.rank == 0 else 0.0,
             unsure=float(self._unsure),
             votes=self._decisions.vote(),
