@@ -287,9 +287,9 @@ class TrainingLoop:
         self._workers.left, self._encoders = "", []
         due = self._device.type == "cpu" or self._progress.position.step % CHECK_LOSS_EVERY == 0
         self._checks_loss = due and not self._adapter.survives_divergence
-        if monitoring := self._adapter.monitoring:
-            monitoring.prepare(trained.sync, self._progress.position.step + 1)
-        trained.sync.wants_statistics = bool(monitoring) or self._checks_loss or self._progress.loss_wanted
+        if monitors := self._adapter.monitoring.monitors:
+            self._adapter.monitoring.prepare(trained.sync, self._progress.position.step + 1)
+        trained.sync.wants_statistics = bool(monitors) or self._checks_loss or self._progress.loss_wanted
         if self._transaction.reevaluates_loss:
             trained.sync.measure(False)
         self._control_now = partial(self._control, plan, source, trained)
@@ -425,7 +425,7 @@ class TrainingLoop:
             self._adapter.monitoring.refuse_cut_losses("more=True")
             transaction.add(loss)
             return
-        if not sync.meets_after_step:
+        if self._adapter.monitoring.curved and not sync.meets_after_step:
             self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step and not sync.meets_after_step:
             workers.set_activity("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
