@@ -232,7 +232,7 @@ def _drop(comms: Comms) -> None:
     drop_all(comms.formed)
 
 
-# The workers of a run that elastune started: they come, go and die, and follow the coordinator's views.
+# The group itself.
 #
 # At a step boundary a worker enters the next view, if all members have agreed on it in the reduction of a step. After
 # a loss it meets the survivors at once. In both cases ``_form`` compares the members and brings each to the same

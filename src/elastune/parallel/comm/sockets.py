@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 from elastune.core.errors import UserError
 
-# This process's TCP connections, found by their addresses, and the network interfaces of this machine.
-
 SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 LINK_LOCAL_SCOPE = "20"  # <net/ipv6.h>, as in /proc/net/if_inet6
 TCP_RTO_MAX_MS = 44  # <linux/tcp.h>
