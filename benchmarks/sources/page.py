@@ -29,6 +29,7 @@ from elastune.core.journal.files import atomic_write
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "sources.md"
 RESULTS = ROOT / "benchmarks" / "results"
+USUAL_MACHINE = "2 cores, AMD EPYC, torch 2.13.0+cpu"
 DOCUMENTS = (ROJAS, KUNGFU, HEYE)
 Results = Mapping[str, Any]
 
@@ -39,8 +40,9 @@ elastune exists to answer three documents. Each table has a document's figures o
 on the right. `python -m benchmarks.sources.page` draws the page from [`benchmarks/results/`](../benchmarks/results/); a
 test compares them. `make sources` measures again at a small size, and counts the commits since each result.
 
-Below a table stand what all rows have in common, its interval, the result's file and, where recorded, commit, machine,
-load and wall time; then the command. Figures *{NOT_GIVEN}* are in a text that was not at hand; none was filled in.
+Below a table stand what all rows have in common, its interval, the result's file and, where recorded, commit, load and
+wall time; then the command. The machine has {USUAL_MACHINE} unless another one is named. Figures
+*{NOT_GIVEN}* are in a text that was not at hand; none was filled in.
 
 ## The rule of a verdict
 
@@ -118,10 +120,11 @@ def _apart(section: Section, rows: Sequence[Row]) -> tuple[list[str], list[list[
     for nth, name in enumerate(names):
         ours_alone = nth >= len(names) - 3  # empty in rows that nobody measured
         values = {row[nth] for row in cells if row[nth] or not ours_alone}
-        if len(rows) < 2 or len(values) != 1 or name in ("row", section.compared, "verdict"):
+        shown = name in ("row", section.compared) or "**" in "".join(values)
+        if len(rows) < 2 or len(values) != 1 or shown:
             kept.append(nth)
         else:
-            same.append(values.pop() if name == "how" else f"{name} {values.pop()}")
+            same.append(values.pop() if name in ("how", "verdict") else f"{name} {values.pop()}")
     return [names[nth] for nth in kept], [[row[nth] for nth in kept] for row in cells], same
 
 
@@ -146,7 +149,8 @@ def conditions(section: Section, result: Mapping[str, Any]) -> str:
     named += [str(machine[key]) for key in ("processor", "cpu", "gpu") if key in machine]
     named += [f"torch {machine['torch']}"] if "torch" in machine else []
     recorded = [f"commit {str(result['commit'])[:12]}"] if "commit" in result else []
-    recorded += [", ".join(named)] if named else []
+    machine_in_words = ", ".join(named)
+    recorded += [machine_in_words] if machine_in_words not in ("", USUAL_MACHINE) else []
     recorded += [f"load {load_of(result)}"] if load_of(result) else []
     recorded += [f"wall time {result['wall_s']:,} s"] if "wall_s" in result else []
     return f"{'; '.join([f'`{section.result}.json`', *recorded])}; `{section.command}`."
