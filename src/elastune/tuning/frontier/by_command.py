@@ -24,6 +24,7 @@ from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 from elastune.core.formatting import count, duration
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import TrialSummary, fold
 from elastune.core.journal.records import (
     Entry,
     FrontierFound,
@@ -34,7 +35,6 @@ from elastune.core.journal.records import (
     TrialFinished,
     TrialPaused,
 )
-from elastune.core.journal.trials import TrialSummary, fold
 from elastune.core.plan.data_parallel import DataParallelStep
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.command import CommandCluster
@@ -50,7 +50,7 @@ from elastune.tuning.frontier.conclusion import SEARCH, TUNED, conclude, sides
 from elastune.tuning.frontier.criteria import Estimate, FrontierCriteria, Times
 from elastune.tuning.frontier.experiment import FrontierExperiment
 from elastune.tuning.frontier.trainings import Recipe, StepKind, Training, Trainings, name_of
-from elastune.tuning.search.early_stopping import make_schedule
+from elastune.tuning.search.registry import make_schedule
 from elastune.tuning.search.schedule import FixedTrial, FixedTrials, IntermediateResult, Schedule
 from elastune.tuning.search.suggester import Suggester
 from elastune.tuning.study.budget import Bounds
