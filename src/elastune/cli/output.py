@@ -83,7 +83,7 @@ def wrapped(line: str, width: int) -> list[str]:
     if len(line) <= width:
         return [line]
     topic, text = _topic(line)
-    command = text.startswith("elastune ")
+    command = text.startswith("elastune ") or topic.strip() == "train"
     words, end = (_with_values(_WORD.findall(text)), " \\") if command else (text.split(), "")
     lines, row = [], topic + words[0]
     for word in words[1:]:

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from elastune.core.command import TrainingCommand
 from elastune.core.communication import Compression, Topology
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
@@ -110,12 +111,14 @@ class Program:
         train: The name of the training function.
         data: The folder of the program's data sets; None: the user gave none.
         arguments: The program's own command line, which it reads from ``sys.argv[1:]``.
+        command: The command that trains, instead of a function; ``path`` then is the file of the search space.
     """
 
     path: Path
     train: str = "train"
     data: Path | None = None
     arguments: tuple[str, ...] = ()
+    command: TrainingCommand | None = None
 
     @property
     def data_text(self) -> str | None:
