@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -469,7 +470,7 @@ class RunSpec:
         """Whether several slots, or several workers in ``fast`` mode, train each global batch."""
         return self.most_workers > 1 or (self.execution.mode == "exact" and self.execution.num_slots > 1)
 
-    @property
+    @cached_property
     def most_workers(self) -> int:
         """The most workers that the run may have at once."""
         return max(self.execution.workers, self.elastic.high or 0)

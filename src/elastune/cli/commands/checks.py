@@ -387,13 +387,12 @@ def check(
 def _check_against(
     program: Program, script: Path, program_settings: ProgramSettings, *, steps: int | None, json: bool
 ) -> int:
-    from elastune.runtime.job.program_check import SCRIPT_STEPS as STEPS
-    from elastune.runtime.job.program_check import check_against
+    from elastune.runtime.job.program_check import SCRIPT_STEPS, check_against
     from elastune.runtime.job.run import JobFailed
 
     try:
         compared = check_against(
-            program, script, program_settings.config, steps=steps or STEPS, seed=program_settings.seed
+            program, script, program_settings.config, steps=steps or SCRIPT_STEPS, seed=program_settings.seed
         )
     except JobFailed as error:
         raise UserError("a program must train before it can be compared", error.failure.detail, "mend that") from None

@@ -24,6 +24,7 @@ from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 from elastune.core.formatting import count, duration
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import TrialSummary, fold
 from elastune.core.journal.records import (
     Entry,
     FrontierFound,
@@ -34,7 +35,6 @@ from elastune.core.journal.records import (
     TrialFinished,
     TrialPaused,
 )
-from elastune.core.journal.trials import TrialSummary, fold
 from elastune.core.plan.data_parallel import DataParallelStep
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.command import CommandCluster
@@ -50,7 +50,7 @@ from elastune.tuning.frontier.conclusion import SEARCH, TUNED, conclude, sides
 from elastune.tuning.frontier.criteria import Estimate, FrontierCriteria, Times
 from elastune.tuning.frontier.experiment import FrontierExperiment
 from elastune.tuning.frontier.trainings import Recipe, StepKind, Training, Trainings, name_of
-from elastune.tuning.search.early_stopping import make_schedule
+from elastune.tuning.search.registry import make_schedule
 from elastune.tuning.search.schedule import FixedTrial, FixedTrials, IntermediateResult, Schedule
 from elastune.tuning.search.suggester import Suggester
 from elastune.tuning.study.budget import Bounds
@@ -111,8 +111,8 @@ def fitted(seconds: Mapping[int, Sequence[float]]) -> CommandTimes:
     if len(measured) < 2:
         return CommandTimes(UNFITTED, {})
     times = np.array(list(measured.values()))
-    ways = np.array([[1.0, 1.0 / workers] for workers in measured])
-    (serial_s, parallel_s), _ = nnls(ways / times[:, None], np.ones(len(times)))  # relative errors count
+    terms = np.array([[1.0, 1.0 / workers] for workers in measured])
+    (serial_s, parallel_s), _ = nnls(terms / times[:, None], np.ones(len(times)))  # relative errors count
     times_model = CommandTimes(UNFITTED, {}, serial_s=float(serial_s), parallel_s=float(parallel_s))
     errors = {f"{workers} workers": times_model.shape(workers) / took for workers, took in measured.items()}
     return replace(times_model, errors=errors if len(measured) > 2 else {})  # two points fit exactly
@@ -337,13 +337,16 @@ class _CommandFrontier:
             best = self._fixed("confirm", self._choice.unconfirmed(by), FRESH_SEEDS)
             return best or sorted(self._fixed("confirm", compared, FRESH_SEEDS), key=lambda trial: trial.seed)
 
-        busy = lambda: bool(self._trainings.open("confirm"))  # noqa: E731 - one word of a call
+        def busy() -> bool:
+            return bool(self._trainings.open("confirm"))
+
         self._run(Confirm(wanted, busy, at_once=1), self._budget_s)
         if lost := sorted({parts for _, parts in self._choice.unconfirmed(by)}):
             counts = ", ".join(map(str, lost))
             self._left_out.append(f"confirming what looked best for {counts} workers: there was no time")
 
     def _tuned(self, parts: int, by: FrontierCriteria, searched: bool) -> list[Recipe]:
+        """The confirmed recipes of the table beside the naive rule's; none without a search."""
         naive = self._plan.naive_recipe(parts).name
         best = self._choice.bests(parts, by, confirmed_only=True) if searched else []
         return [recipe for recipe in best if recipe.name != naive]
