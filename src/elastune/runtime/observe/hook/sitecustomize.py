@@ -293,7 +293,7 @@ def install(torch: Any) -> None:
         observer.write("sampler", line=place(), shuffles=bool(self.shuffle), epoch=int(self.epoch), key=id(self))
         return iterate(self)
 
-    DistributedSampler.__iter__ = observed_iterate
+    DistributedSampler.__iter__ = observed_iterate  # type: ignore[method-assign]
     seed = torch.manual_seed
 
     @functools.wraps(seed)
