@@ -74,6 +74,7 @@ def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
     return found
 
 
+@pytest.mark.soak
 def test_a_killed_frontier_trains_on_from_its_checkpoints(
     cluster: LocalCluster,
     tmp_path: Path,

@@ -154,6 +154,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("program", "workers", "case"), CASES.values(), ids=CASES)
 def test_no_order_of_events_breaks_a_rule(program: str, workers: int, case: dict[str, Any]) -> None:
     assert "over" in ends(program, workers, **case)
