@@ -42,6 +42,7 @@ def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
     return {name: alone(name) for name in NAMES}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_comes_to_the_same_though_workers_die_in_a_step_and_in_an_evaluation(
     cluster: LocalCluster, tmp_path: Path, undisturbed: dict[str, Ran], name: str
@@ -94,6 +95,7 @@ def itself(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return result
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -105,6 +105,7 @@ def test_artifacts_are_those_of_a_study_that_nobody_disturbed(
         assert torch.equal(models[0](x), models[1](x))
 
 
+@pytest.mark.soak
 def test_members_that_were_cut_off_go_on(cluster: LocalCluster, tmp_path: Path, controller, until, all_gone) -> None:
     """Those of views, of two workers each; the same call again makes of them what an undisturbed one does."""
     vary = {"inputs": ["first", "second"]}

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.support.launched import launched
 
 from elastune.core.journal.files import read
@@ -46,6 +47,7 @@ def exact(out: Path, epochs: int = 3) -> bool:
     return seen.exact and [epoch.once for epoch in seen.epochs] == [SAMPLES] * epochs
 
 
+@pytest.mark.soak
 def test_torchrun_and_back(cluster: LocalCluster, tmp_path: Path) -> None:
     """A part of the run under torchrun, the rest on elastic workers; and the other way round."""
     spec = RunSpec(PROGRAM, tmp_path / "whole", seed=3, execution=ExecutionSettings(workers=1, num_slots=4))

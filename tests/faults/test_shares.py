@@ -43,6 +43,7 @@ def test_nothing_happens(runs: Runs, undisturbed: Ran) -> None:
     kept_on(runs(4, execution=ZERO), undisturbed)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "place",
     ["launched", "gate", "gated", "spreading", *soaked("backward", "added", "applied", "stepped")],
@@ -62,6 +63,7 @@ def test_killed_where_parameters_lie_in_shares_as_well(runs: Runs, undisturbed: 
     assert ran.lost == [1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "faults",
     [
@@ -151,6 +153,7 @@ def test_one_copy_alone_is_lost_with_its_holder(runs: Runs, undisturbed: Ran) ->
     assert [r.step for r in ran.records if isinstance(r, Restarted)] == [6]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("workers", "reshape", "faults"),
     [

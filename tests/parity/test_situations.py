@@ -142,6 +142,7 @@ def row(situation: Situation, cluster: LocalCluster, folder: Path) -> Row:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda each: each.name)
 def test_a_situation(situation: Situation, cluster: LocalCluster, tmp_path: Path) -> None:
     assert torch.get_num_threads() == 1, "rounding depends on it"

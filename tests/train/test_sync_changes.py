@@ -106,6 +106,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return fingerprint(one) == fingerprint(other)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["session.set_sync", "policy Asks"])
 @pytest.mark.parametrize(("strategy", "setting"), CHANGES)
 def test_any_setting_changes_while_training_goes_on(tmp_path: Path, strategy: str, setting: str, how: str) -> None:

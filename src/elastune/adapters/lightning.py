@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from elastune.adapters.epochs import DividedEvaluation, Loader, rebuilt
 from elastune.core.errors import UserError
-from elastune.train.data.batches import Batches
+from elastune.train.data.source import Batches
 from elastune.train.program.load import at_end, current_session, end_program
 from elastune.train.session import Session
 

@@ -350,6 +350,58 @@ class OutputOptions:
 
 
 @dataclass(frozen=True)
+class CommandOptions:
+    """A command as the program: what trains, its search space, and how its output becomes metrics."""
+
+    command: str | None = setting(
+        None,
+        'Train by this command instead of a FILE, such as "python train.py --lr {lr}". Names in braces are replaced '
+        "by settings; {workers}, {seed} and {folder} need none. See docs/commands-as-programs.md.",
+        metavar="TEXT",
+        panel="Search",
+    )
+    space: Path | None = setting(
+        None,
+        "The search space of --command: a Python file that defines space(trial), or a YAML file with lines such as "
+        "lr: {low: 0.001, high: 0.1, log: true}.",
+        metavar="FILE",
+        panel="Search",
+    )
+    metrics: Sequence[str] = setting(
+        (),
+        'How the output of --command becomes metrics: json (lines such as {"epoch": 1, "accuracy": 0.9}), or '
+        'NAME=REGEX with one group, such as "accuracy=acc: ([0-9.]+)". May be repeated. [default: json]',
+        metavar="json|NAME=REGEX",
+        panel="Search",
+    )
+
+    def source(self, file: Path | None) -> Path:
+        """The file after which results are named. Raises ``UserError`` unless there is either FILE or --command."""
+        from elastune.train.program.command import files_of, parse_command
+
+        if self.command is None:
+            if beside := "--space" if self.space is not None else "--metrics" if self.metrics else "":
+                raise UserError(f"{beside} belongs to --command", "no --command", "add --command, or leave it out")
+            if file is None:
+                raise UserError("a search needs a program", "none", "give FILE, or --command and --space")
+            return file
+        if file is not None:
+            raise UserError("a search has either FILE or --command", f"both, {file}", "leave one of them out")
+        if self.space is None:
+            raise UserError("--command needs a search space", "no --space", "--space space.yaml")
+        command = parse_command(self.command, self.metrics)
+        return next(iter(files_of(command)), Path(Path(command.words[0]).name))
+
+    def program(self) -> Program | None:
+        """The program of --command; None without. Raises ``UserError``."""
+        from elastune.train.program.command import parse_command
+
+        if self.command is None or self.space is None:
+            return None
+        return Program(self.space, command=parse_command(self.command, self.metrics))
+
+
+@dataclass(frozen=True)
 class NoticeOptions:
     """The sources of notices that this machine will be taken away."""
 

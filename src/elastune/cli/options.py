@@ -22,6 +22,10 @@ from elastune.core.fields import COMMON
 OUTPUT = "Output and checks"
 """The panel of help of options that change no result."""
 File = Annotated[Path, typer.Argument(help="The program: a Python file that defines train(session).")]
+FileOrCommand = Annotated[
+    Path | None,
+    typer.Argument(help="The program: a Python file that defines train(session). Or use --command, without FILE."),
+]
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="-- ARGUMENT", help="Arguments of the program's own, which it finds in sys.argv."),

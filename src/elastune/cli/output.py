@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from elastune.cli.results import Result
 
 
-# What a command writes to stdout: tables and lines for people, or one JSON object.
-
 # Exit codes: done; a run failed; wrong input; the machine is taken away, try again (EX_TEMPFAIL); Ctrl-C.
 OK, FAILED, WRONG, TRY_AGAIN, INTERRUPTED = 0, 1, 2, 75, 130
 # TRY_AGAIN also after SIGTERM, with which batch systems and Kubernetes end a job that they start again elsewhere.
@@ -85,7 +83,7 @@ def wrapped(line: str, width: int) -> list[str]:
     if len(line) <= width:
         return [line]
     topic, text = _topic(line)
-    command = text.startswith("elastune ")
+    command = text.startswith("elastune ") or topic.strip() == "train"
     words, end = (_with_values(_WORD.findall(text)), " \\") if command else (text.split(), "")
     lines, row = [], topic + words[0]
     for word in words[1:]:

@@ -12,6 +12,7 @@ from elastune.core.formatting import cut, printable
 # The page that explains an error, by the room or the file that raises it.
 
 PROGRAMS, PROGRAM = "docs/programs.md", "README.md#your-program"
+COMMANDS = "docs/commands-as-programs.md"
 EDITS = f"{PROGRAMS}#edits-and-other-data"
 # A name covers everything in it; the longest matching name counts.
 PAGES = {
@@ -21,6 +22,13 @@ PAGES = {
     "adapters.fabric": f"{PROGRAMS}#scripts-written-for-lightnings-fabric",
     "adapters.lightning": f"{PROGRAMS}#lightnings-trainer",
     "adapters.transformers": f"{PROGRAMS}#hugging-faces-trainer",
+    "cli.groups.CommandOptions": COMMANDS,
+    "core.command": COMMANDS,
+    "runtime.clusters.command": COMMANDS,
+    "train.program.command": COMMANDS,
+    "train.program.load._loaded_for_command": COMMANDS,
+    "tuning.study.run.refuse_other_hosts": COMMANDS,
+    "tuning.study.validate.check_command": COMMANDS,
     "cli.app": "docs/extending.md#add-a-command",
     "cli.commands.init": PROGRAMS,
     "cli.commands.init.init": "",
@@ -56,6 +64,7 @@ PAGES = {
     "runtime.clusters.ray": "docs/clusters.md#ray",
     "runtime.clusters.slurm": "docs/clusters.md#slurm",
     "runtime.clusters.slurm_commands": "docs/clusters.md#slurm",
+    "runtime.observe": "docs/commands-as-programs.md#is-a-script-right-on-several-processes",
     "runtime.deployment": "docs/clusters.md#kubernetes-and-skypilot",
     "runtime.job": "",
     "runtime.job.preflight": PROGRAMS,

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from elastune.core.command import TrainingCommand
 from elastune.core.communication import Compression, Topology
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
@@ -109,12 +111,14 @@ class Program:
         train: The name of the training function.
         data: The folder of the program's data sets; None: the user gave none.
         arguments: The program's own command line, which it reads from ``sys.argv[1:]``.
+        command: The command that trains, instead of a function; ``path`` then is the file of the search space.
     """
 
     path: Path
     train: str = "train"
     data: Path | None = None
     arguments: tuple[str, ...] = ()
+    command: TrainingCommand | None = None
 
     @property
     def data_text(self) -> str | None:
@@ -466,7 +470,7 @@ class RunSpec:
         """Whether several slots, or several workers in ``fast`` mode, train each global batch."""
         return self.most_workers > 1 or (self.execution.mode == "exact" and self.execution.num_slots > 1)
 
-    @property
+    @cached_property
     def most_workers(self) -> int:
         """The most workers that the run may have at once."""
         return max(self.execution.workers, self.elastic.high or 0)

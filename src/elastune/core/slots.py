@@ -14,8 +14,6 @@ from typing import Generic, Literal, TypeVar
 
 from elastune.core.errors import UserError
 
-# Slots: equal logical shares of a global batch, the canonical tree that sums over them, and what slots cost.
-
 T = TypeVar("T")
 Mode = Literal["exact", "fast"]
 """How a worker runs its slots: one by one, with equal bits, or in one pass, equal to float tolerance."""

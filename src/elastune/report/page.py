@@ -79,7 +79,7 @@ from elastune.report.worker_changes import (
 )
 from elastune.tuning.search.objective import valued
 from elastune.tuning.study.results import Picked, Study
-from elastune.tuning.study.run_command import program_path, run_command
+from elastune.tuning.study.run_command import program_path, run_command, training_command_of
 from elastune.tuning.study.trials import task_of
 
 JOURNAL = "journal.jsonl"
@@ -465,6 +465,7 @@ def _trial_command(study: StudyOverview, trial: TrialOverview | None) -> str:
         study.settings.get("divergence", FACTOR),
         study.settings.get("data"),
         study.settings.get("arguments", ()),
+        training_command_of(study.settings),
     )
 
 

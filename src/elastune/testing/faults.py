@@ -53,8 +53,7 @@ from typing import Any
 from torch.utils.data import TensorDataset
 
 from elastune.core.mesh import Mesh
-from elastune.elastic.worker import elastic_group as view_groups
-from elastune.elastic.worker import reconcile as state_transfer
+from elastune.elastic.worker import elastic_group, recovery
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.owned import CommitBarrier, OwnedReducer, RemoteOwnerSums
 from elastune.parallel.comm.streamed import StreamedReducer
@@ -172,9 +171,9 @@ def _wrap_library(injector: Injector) -> None:
     before(Group, "begin_send", "relaying")
     before(Group, "all_gather", "gather")
     before(Group, "all_gather", "sharing", lambda *_: _INJECTORS[0].view)
-    before(view_groups, "form_comms", "forming", lambda factory, store, name, *_: int(name))
-    before(state_transfer, "send_packed", "giving")
-    before(state_transfer, "receive_packed", "taking")
+    before(elastic_group, "form_comms", "forming", lambda factory, store, name, *_: int(name))
+    before(recovery, "send_packed", "giving")
+    before(recovery, "receive_packed", "taking")
     before(checkpoint, "contribute", "saving")
     before(checkpoint, "publish", "publishing")
     _wrap_shares(before)

@@ -12,8 +12,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from elastune.core.errors import UserError
 
-# Learning rates and their schedulers: scaled or set while training runs, and stepped once a step.
-
 _GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # a group's learning rate, and rates that schedulers keep there
 _SCHEDULER_RATES = ("base_lrs", "max_lrs", "min_lrs", "_last_lr")
 UNGATED = "_elastune_ungated"  # in a gated class: the object's own class

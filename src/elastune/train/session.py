@@ -31,7 +31,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import Config, RunSpec, StartFrom, derive, refuse_repeated_batches
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.elastic.worker.reconcile import Packed
+from elastune.elastic.worker.recovery import Packed
 from elastune.parallel.comm.channel import Channel
 from elastune.parallel.comm.group import CALLS_TAG
 from elastune.parallel.comm.norms import exact_mean, exact_sum
@@ -46,11 +46,10 @@ from elastune.train.checkpoints.out_folder import OutFolder, claim
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.collectives import Call, CollectiveHandle, Kind, NamedCollectives
 from elastune.train.compiling import Autocast, by_shapes_alone, plain
-from elastune.train.data.batches import Batches
 from elastune.train.data.divided import StreamPositions
 from elastune.train.data.loading import LoaderOptions
 from elastune.train.data.sample_log import SampleLog
-from elastune.train.data.source import data_request, global_batches
+from elastune.train.data.source import Batches, data_request, global_batches
 from elastune.train.evaluations import Evaluations, Number, floats_of, sample_counts
 from elastune.train.losses import loss_kind
 from elastune.train.machine import run_context

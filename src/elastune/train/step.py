@@ -28,19 +28,18 @@ from elastune.core.run import ExecutionSettings, Position, RunSpec, derive
 from elastune.core.slots import BatchSlice
 from elastune.elastic.stragglers import lines_by_rank
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.elastic.worker.reconcile import NO_ROUND, OpenRound
+from elastune.elastic.worker.recovery import NO_ROUND, OpenRound
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.sync.base import Sync
 from elastune.train import losses
 from elastune.train.adaptation.adapter import Adapter, StepContribution
 from elastune.train.checkpoints.run_state import RunState
-from elastune.train.compiling import COMPILED
 from elastune.train.data.fingerprint import CHANGES, MORE_READS, PRIME, READS, content
 from elastune.train.data.loading import to_device
 from elastune.train.data.sample_log import SampleLog, add_left_out, add_steps, shorten_epoch
 from elastune.train.data.source import StepPlan, StepSource, plan_rounds, plan_steps
 from elastune.train.losses import MEAN, Loss, LossKind, as_mean, without_gradient
-from elastune.train.progress import BY_PROGRAM, DivergenceWatch, PlannedSteps, Progress, ignore
+from elastune.train.progress import BY_PROGRAM, COMPILED, DivergenceWatch, PlannedSteps, Progress, ignore
 from elastune.train.proof.first_step import FirstPasses, FirstStep
 from elastune.train.rng import seed_everything, streams_kept
 from elastune.train.schedules import learning_rates
@@ -288,9 +287,9 @@ class TrainingLoop:
         self._workers.left, self._encoders = "", []
         due = self._device.type == "cpu" or self._progress.position.step % CHECK_LOSS_EVERY == 0
         self._checks_loss = due and not self._adapter.survives_divergence
-        if monitoring := self._adapter.monitoring:
-            monitoring.prepare(trained.sync, self._progress.position.step + 1)
-        trained.sync.wants_statistics = bool(monitoring) or self._checks_loss or self._progress.loss_wanted
+        if monitors := self._adapter.monitoring.monitors:
+            self._adapter.monitoring.prepare(trained.sync, self._progress.position.step + 1)
+        trained.sync.wants_statistics = bool(monitors) or self._checks_loss or self._progress.loss_wanted
         if self._transaction.reevaluates_loss:
             trained.sync.measure(False)
         self._control_now = partial(self._control, plan, source, trained)
@@ -299,7 +298,7 @@ class TrainingLoop:
     def _control(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> ControlVector:
         """This worker's part of the control vector of the step of ``plan``, as it stands now."""
         workers, position = self._workers, self._progress.position
-        speaks = trained.replica.speaks(workers.comms.mesh, workers.comms.rank)
+        speaks = trained.replica.apart or workers.comms.speaks
         step_marks = [
             places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks
         ]
@@ -417,7 +416,7 @@ class TrainingLoop:
             transaction.defer()
             return
         user_loss, loss = loss, as_mean(loss, part, kind, sync, more=more)
-        speaks = self._checks_loss and sync.replica.speaks(workers.comms.mesh, workers.comms.rank)
+        speaks = self._checks_loss and (sync.replica.apart or workers.comms.speaks)
         if speaks and not math.isfinite(value := loss.item()):  # a worker that does not speak has a stand-in
             raise Diverged(f"loss is {value} at step {step + 1}")
         if self._state.recorder is not None:
@@ -426,7 +425,7 @@ class TrainingLoop:
             self._adapter.monitoring.refuse_cut_losses("more=True")
             transaction.add(loss)
             return
-        if not sync.meets_after_step:
+        if self._adapter.monitoring.curved and not sync.meets_after_step:
             self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step and not sync.meets_after_step:
             workers.set_activity("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
@@ -599,7 +598,8 @@ class TrainingLoop:
     def _follow_sync_schedule(self, trained: TrainingState) -> None:
         """Change to another sync strategy where one is due by the schedule or was decided on."""
         active_sync, step = trained.active_sync, self._progress.position.step
-        active_sync.follow(self._spec.sync_schedule, step)
+        if self._spec.sync_schedule.changes:
+            active_sync.follow(self._spec.sync_schedule, step)
         if active_sync.wanted is not None:
             self._state.average_buffers()
             plan, why = active_sync.switch(step)

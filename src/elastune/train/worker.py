@@ -23,7 +23,7 @@ from elastune.elastic.wire.transport import host_name
 from elastune.elastic.worker.client import CoordinatorClient
 from elastune.elastic.worker.elastic_group import LONG_S, ElasticWorkerGroup
 from elastune.elastic.worker.group import Leave, Rewind, StaticWatch, WorkerGroup, WorkersDiverged
-from elastune.elastic.worker.reconcile import Packed
+from elastune.elastic.worker.recovery import Packed
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.comm.network_probe import measure_link
 from elastune.parallel.comm.process_exit import end_without_main_thread

@@ -26,7 +26,7 @@ from elastune.elastic.coordinator.machine import (
 )
 from elastune.elastic.wire.messages import Broken, Connected, Done, Event, InstallView, Left, Lost, Ready, Running
 from elastune.elastic.wire.view import View
-from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, reconcile
+from elastune.elastic.worker.recovery import MemberStatus, RecoveryPlan, reconcile
 
 
 class Wrong(AssertionError):

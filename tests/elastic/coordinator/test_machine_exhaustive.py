@@ -21,7 +21,7 @@ import pytest
 from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator.machine import begin
 from elastune.elastic.wire.messages import CapacityChanged, Event, Noticed, ReplaceAsked, ResizeAsked
-from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, reconcile
+from elastune.elastic.worker.recovery import MemberStatus, RecoveryPlan, reconcile
 
 _spec = importlib.util.spec_from_file_location("protocol_model", Path(__file__).parent / "protocol_model.py")
 assert _spec is not None
@@ -154,6 +154,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("program", "workers", "case"), CASES.values(), ids=CASES)
 def test_no_order_of_events_breaks_a_rule(program: str, workers: int, case: dict[str, Any]) -> None:
     assert "over" in ends(program, workers, **case)

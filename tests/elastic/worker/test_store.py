@@ -73,6 +73,7 @@ def coordinator() -> Iterator[Coordinator]:
         yield one
 
 
+@pytest.mark.soak
 def test_process_groups_form_through_it_again_and_again(coordinator: Coordinator) -> None:
     command = [sys.executable, "-c", WORKERS, coordinator.address, coordinator.token]
     process = subprocess.Popen(

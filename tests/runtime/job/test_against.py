@@ -98,6 +98,7 @@ def test_a_program_is_held_against_its_plain_script(command_here: Any, tmp_path:
     assert found["problem"].endswith("2 times the script's")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.train.proof import findings as lines
+from elastune.train.proof import findings
 from elastune.train.proof.compare import (
     Leaf,
     LossPart,
@@ -200,8 +200,8 @@ for epoch in range(3):
 
 
 def test_candidates_are_found_by_their_syntax() -> None:
-    assert lines.splits(TEXT) == [2]
-    assert lines.schedulers(TEXT) == [3]
-    assert lines.seeds(TEXT) == [4]
-    assert lines.distributed_samplers(TEXT) == [5]
-    assert lines.counters(TEXT) == [8, 10]
+    assert findings.splits(TEXT) == [2]
+    assert findings.schedulers(TEXT) == [3]
+    assert findings.seeds(TEXT) == [4]
+    assert findings.distributed_samplers(TEXT) == [5]
+    assert findings.counters(TEXT) == [8, 10]

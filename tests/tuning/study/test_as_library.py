@@ -97,6 +97,7 @@ def test_under_torchrun_each_rank_goes_on_and_may_run_again(program: Path) -> No
     assert len({line.split()[3] for line in lines if " has " in line}) == 1
 
 
+@pytest.mark.soak
 def test_under_torchrun_a_rank_that_fails_holds_nobody(program: Path) -> None:
     """Rank 0 waits for a collective when rank 1 fails: both go on, and exit well if their script wants so."""
     done = torchrun(program, "out", "1")
@@ -132,6 +133,7 @@ def test_a_study_under_torchrun_is_refused_in_one_line(monkeypatch: pytest.Monke
     assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.soak
 def test_at_a_prompt(program: Path) -> None:
     """A function of a file trains; one that was typed has no file that a worker could import."""
     typed = """
@@ -181,6 +183,7 @@ def reports(session: Session) -> None:
     session.report(size=session.size)
 
 
+@pytest.mark.soak
 def test_in_a_test(tmp_path: Path) -> None:
     """The training function of a file of tests, which workers import by its path."""
     assert elastune.run(reports, workers=2, out=tmp_path / "run").metrics == {"size": 2}

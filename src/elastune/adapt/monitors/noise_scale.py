@@ -35,8 +35,6 @@ from elastune.adapt.monitors.base import GradientNorms, Monitor, Reading, State
 from elastune.core.decisions import Signal
 from elastune.core.options import Range, check
 
-# The gradient noise scale: how large a batch may grow before its samples repeat the same information.
-
 # The terms: u, u tr^, v, v square, v / batch, with weights u = parts - 1 and v = batch.
 _TERMS = 5
 _TRACE, _SQUARE = 0, 2  # where the weights are

@@ -16,8 +16,6 @@ from elastune.core.mesh import Mesh
 from elastune.core.plan.batch_size import LrChange, lr_change
 from elastune.core.sync_plan import SyncPlan
 
-# The contract of a policy: its state, its hooks (the moments at which it is called), and what it decides.
-
 if TYPE_CHECKING:
     pass
 Hook = Literal["before_train", "before_epoch", "before_step", "after_step", "after_epoch", "after_train"]

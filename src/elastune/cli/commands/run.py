@@ -82,7 +82,8 @@ def resume_by(call: Call) -> Callable[..., int]:
         command_line = _command_line(out)
         as_json = ["--json"] if json else []
         words = resumed_words(command_line, [*changes, *as_json, *context.args], Path(out).resolve())
-        folder, file = Path(command_line.folder), words[words.index("--") + 1]
+        folder, behind = Path(command_line.folder), words[words.index("--") + 1 :]
+        file = behind[0] if behind else "the file of --space"
         if not folder.is_dir() and not Path(file).exists():
             command = shlex.join(["elastune", *words])
             rule = "a command is given again in the folder that it was given in"

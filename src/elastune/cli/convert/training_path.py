@@ -361,11 +361,6 @@ def models_of(source: SourceText, value: ast.AST, home: Function | ast.Module) -
     return names
 
 
-def bound_in(function: Function) -> set[str]:
-    """The names that a function's body binds, ``global`` ones too."""
-    return {name for each in function.body for name in bound_names(each)}
-
-
 # The loops of a training that the rewriting changes: the one over epochs, and the one that takes a step each time.
 
 

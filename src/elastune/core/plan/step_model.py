@@ -21,8 +21,6 @@ from elastune.core.errors import UserError
 from elastune.core.formatting import number
 from elastune.core.plan.step_time import CONSTANTS, SHAPE, Constant, Floats, StepSplits, StepWork, coordinates, seconds
 
-# The step time of any plan with an interval, fitted to a few measured steps, and which plans to measure next.
-
 # The constants of a machine from a few measured steps.
 SHAPE_REACH = 0.5  # doublings of a shape: kernels of another one have an efficiency of their own
 ERROR, REACH = 0.03, 3.0  # of the form in all else, relative, and the doublings over which it is alike

@@ -23,8 +23,8 @@ from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.wire.messages import Doing
 from elastune.elastic.wire.view import View
 from elastune.elastic.worker.client import CoordinatorClient, RunOver
-from elastune.elastic.worker.group import CommitLog, Leave, Rewind, WorkerGroup
-from elastune.elastic.worker.reconcile import LearnerAssignment, RecoveryPlan, StateOwner
+from elastune.elastic.worker.group import CommitLog, LearnerAssignment, Leave, Rewind, WorkerGroup
+from elastune.elastic.worker.recovery import RecoveryPlan, StateOwner
 from elastune.parallel.comm.backends import BackgroundForming
 from elastune.parallel.comm.group import Group, GroupBroken, drop
 from elastune.parallel.comm.process_groups import Comms, GroupFactory, drop_all, form_comms, form_levels, replicated
@@ -232,7 +232,7 @@ def _drop(comms: Comms) -> None:
     drop_all(comms.formed)
 
 
-# The workers of a run that elastune started: they come, go and die, and follow the coordinator's views.
+# The group itself.
 #
 # At a step boundary a worker enters the next view, if all members have agreed on it in the reduction of a step. After
 # a loss it meets the survivors at once. In both cases ``_form`` compares the members and brings each to the same

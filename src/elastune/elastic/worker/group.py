@@ -30,9 +30,8 @@ from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.stragglers import COLLECTIVES, HeartbeatSample, Stall, find_stall, rank_differences
 from elastune.elastic.wire.messages import Beat, Doing, decode, encode
 from elastune.elastic.wire.view import View
-from elastune.elastic.worker import reconcile as state_transfer
-from elastune.elastic.worker.reconcile import (
-    LearnerAssignment,
+from elastune.elastic.worker import recovery
+from elastune.elastic.worker.recovery import (
     MemberStatus,
     OpenRound,
     Packed,
@@ -398,6 +397,45 @@ class Interruption:
         return None if before is None or before[0] == view else now - before[1]
 
 
+class LearnerAssignment:
+    """Which worker has which learner: by the newest view, or by the view in which the open round began."""
+
+    def __init__(self) -> None:
+        self._views: dict[int, View] = {}
+        self._open: View | None = None
+
+    def entered(self, view: View) -> None:
+        """Note that this worker forms ``view``, which may distribute the learners of an open round."""
+        self._views[view.number] = view
+
+    def decided(self, assignment_view: int) -> None:
+        """Note that the open round goes on as the view ``assignment_view`` distributes it; 0: no round goes on."""
+        self._open = self._views[assignment_view] if assignment_view else None
+
+    def round_over(self, now: View | None) -> None:
+        """Note that a round is completed here; the view ``now`` distributes the learners of the next one."""
+        self._open, self._views = None, {} if now is None else {now.number: now}
+
+    def by(self, now: View) -> View:
+        """The view that distributes the learners of the open round, or of the next one; ``now`` is the newest view."""
+        return self._open or now
+
+    def learner_workers(self, assignment_view: int, learners: int) -> Mapping[int, int]:
+        """The worker of each of so many ``learners``, as the view ``assignment_view`` distributes them."""
+        members = self._views[assignment_view].members
+        parts = cut(learners, len(members))
+        return {learner: worker for worker, part in zip(members, parts, strict=True) for learner in part}
+
+    def seats(self, assignment_view: int, members: Sequence[int]) -> Sequence[int | None]:
+        """The ranks of ``members`` in the view ``assignment_view``; None for a worker that was not in it."""
+        ranks = self._views[assignment_view].ranks
+        return [ranks.get(worker) for worker in members]
+
+    def size_of(self, assignment_view: int) -> int:
+        """The number of members of the view ``assignment_view``."""
+        return len(self._views[assignment_view].members)
+
+
 class CommitLog:
     """One worker's record of the operations that all members execute, with the newest gather's result.
 
@@ -471,9 +509,9 @@ class CommitLog:
         if plan.rewind_to is not None:
             if me == plan.rewind_source:
                 for rank in plan.rewind_lacking:
-                    state_transfer.send_packed(group, rank, owner.snapshot())
+                    recovery.send_packed(group, rank, owner.snapshot())
             elif me in plan.rewind_lacking and plan.rewind_source is not None:
-                owner.keep_snapshot(state_transfer.receive_packed(group, plan.rewind_source))
+                owner.keep_snapshot(recovery.receive_packed(group, plan.rewind_source))
         elif me in plan.lagging and plan.result_source is not None:
             self._take_result(group, owner, plan.result_source)
         elif me == plan.result_source:
@@ -482,18 +520,18 @@ class CommitLog:
         received: Packed | None = None
         for joiner, source in plan.state_source.items():
             if me == source:  # a joiner passes on what it has received, at once
-                state_transfer.send_floats(group, joiner, [float(self.completed), float(self.rewinds)])
-                state_transfer.send_packed(group, joiner, received or owner.pack())
+                recovery.send_floats(group, joiner, [float(self.completed), float(self.rewinds)])
+                recovery.send_packed(group, joiner, received or owner.pack())
             elif me == joiner:
-                completed, rewinds = state_transfer.receive_floats(group, source)
+                completed, rewinds = recovery.receive_floats(group, source)
                 self.completed, self.rewinds = int(completed), int(rewinds)
-                received = state_transfer.receive_packed(group, source)
+                received = recovery.receive_packed(group, source)
         if received is not None:
             owner.unpack(received)
 
     def _give_result(self, group: Group, owner: StateOwner, rank: int) -> None:
         if self.rows is not None:
-            state_transfer.send_packed(group, rank, (_ROWS, self.rows))
+            recovery.send_packed(group, rank, (_ROWS, self.rows))
             return
         for tensor in owner.last_result():
             group.send(tensor, rank)
@@ -510,7 +548,7 @@ class CommitLog:
             owner.adopt_result(result)
             self.stepped()
         else:
-            self.gathered(state_transfer.receive_packed(group, source)[1], owner.step)
+            self.gathered(recovery.receive_packed(group, source)[1], owner.step)
         self.served = True
 
 

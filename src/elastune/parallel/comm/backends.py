@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from elastune.parallel.comm import sockets as socket_filter
+from elastune.parallel.comm import sockets
 from elastune.parallel.comm.group import Group, GroupBroken, drop
 from elastune.parallel.comm.sockets import (
     Address,
@@ -33,9 +33,9 @@ from elastune.parallel.comm.sockets import (
     connections,
     ends,
     listeners,
+    open_sockets,
     repeat_soon,
     sever,
-    sockets,
 )
 
 # Groups form on a thread of their own, because nothing can interrupt a backend while it forms one.
@@ -291,7 +291,7 @@ class _GlooForming(Forming):
         messages = self._meet("at", f"{self._address[0]} {self._address[1]}")
         addresses = [(host, int(port)) for host, port in (message.split(" ") for message in messages)]
         self._others = [address for address in addresses if address != self._address]
-        if socket_filter.has_dropped_input(listener):
+        if sockets.has_dropped_input(listener):
             _STRANGERS.set()
         options = _GLOO._Options()
         options._devices = [device]
@@ -325,7 +325,7 @@ class _GlooForming(Forming):
         The process that connects introduces its connection in the store, by the address that it connects from.
         """
         wary, connected = _STRANGERS.is_set(), threading.Event()
-        (socket_filter.drop_input if wary else socket_filter.remove_filter)(listener)
+        (sockets.drop_input if wary else sockets.remove_filter)(listener)
 
         def introduce() -> None:
             introduced: set[SocketRef] = set()
@@ -343,7 +343,7 @@ class _GlooForming(Forming):
                         Endpoints(remote, local) in arrived
                         or self._store.check([f"from/{_key(Endpoints(local, remote))}"])
                     ):
-                        socket_filter.remove_filter(ref)
+                        sockets.remove_filter(ref)
                         introduced.add(ref)
 
         thread = threading.Thread(target=introduce, name="introduce", daemon=True)
@@ -354,7 +354,7 @@ class _GlooForming(Forming):
             _STRANGERS.set()  # a stranger is possible; the suspicion costs the next group a fifth of a second
             raise
         finally:
-            socket_filter.refuse_connections(listener)
+            sockets.refuse_connections(listener)
             connected.set()
             thread.join()
 
@@ -423,14 +423,14 @@ def _listening_device(interface: str) -> tuple[Any, SocketRef, Address, Collecti
     """
     for _ in range(DEVICES_TRIED):
         with _DEVICES:
-            before = sockets()
+            before = open_sockets()
             device = _GLOO.create_device(interface=interface)
             new = listeners(but=before)
         if len(new) > 1:  # the program has opened a listener at the same moment: which one is gloo's?
             continue
         ((listener, address),) = new.items()
-        socket_filter.refuse_connections(listener)
-        if not socket_filter.entered(listener, address, but=before):
+        sockets.refuse_connections(listener)
+        if not sockets.entered(listener, address, but=before):
             return device, listener, address, before
         _STRANGERS.set()
         del device  # now: its end takes 10 ms, in which the next listener would be open too

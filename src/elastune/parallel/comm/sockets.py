@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 from elastune.core.errors import UserError
 
-# This process's TCP connections, found by their addresses, and the network interfaces of this machine.
-
 SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 LINK_LOCAL_SCOPE = "20"  # <net/ipv6.h>, as in /proc/net/if_inet6
 TCP_RTO_MAX_MS = 44  # <linux/tcp.h>
@@ -74,7 +72,7 @@ class SocketRef(NamedTuple):
     inode: int
 
 
-def sockets() -> frozenset[SocketRef]:
+def open_sockets() -> frozenset[SocketRef]:
     """All sockets of this process. A later search for new sockets can leave these out (``but``)."""
     return frozenset(_sockets())
 

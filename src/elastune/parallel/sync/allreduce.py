@@ -25,11 +25,6 @@ from elastune.parallel.mechanisms.base import Replica
 from elastune.parallel.mechanisms.engine import EngineReplica, SlotEngine
 from elastune.parallel.sync.base import STATISTICS, Sync, squared_norms, step_statistics
 
-# Synchronous SGD: after every step all replicas have the gradient of the mean loss over the global batch.
-#
-# ``ExactAllReduce`` sums in canonical order, ``FastAllReduce`` in the fastest order. ``CompressedAllReduce`` sends
-# fewer bytes, and keeps the residuals that a worker has not sent yet, also when workers come and go.
-
 FACTORS = "factors"
 """The key of PowerSGD's factors in a state dict."""
 

@@ -16,8 +16,15 @@ from pathlib import Path, PurePath
 from elastune.core.errors import UserError
 from elastune.core.journal.records import ConnectionsRefused
 from elastune.elastic.coordinator.liveness import ProcessStatus
-from elastune.elastic.wire.contact import ANSWER_LIMIT_S, SALT_DIGITS, Contact, TokenRefused, derived, enter_at
-from elastune.elastic.wire.contact import ASK_DIAL_LIMIT_S as DIAL_LIMIT_S
+from elastune.elastic.wire.contact import (
+    ANSWER_LIMIT_S,
+    ASK_DIAL_LIMIT_S,
+    SALT_DIGITS,
+    Contact,
+    TokenRefused,
+    derived,
+    enter_at,
+)
 from elastune.elastic.wire.server import Closed, Connection, ConnectionServer, Greeted, Heard, refusal_line
 from elastune.elastic.wire.transport import Lines, ProtocolError, WakeupPipe
 from elastune.runtime.agents import messages
@@ -95,7 +102,7 @@ def find_run(address: str, token: str, out: Path) -> Contact:
     rule, fix = "a controller must answer there", "start it, or see the address and firewalls"
     request = messages.FROM_AGENT.encode(RunAsked(str(out)))
     try:
-        entered = enter_at(address, Lines(), token, messages.PURPOSE, request, ANSWER_LIMIT_S, dial_s=DIAL_LIMIT_S)
+        entered = enter_at(address, Lines(), token, messages.PURPOSE, request, ANSWER_LIMIT_S, dial_s=ASK_DIAL_LIMIT_S)
         entered.connection.close()
         reply = messages.FROM_CONTROLLER.decode(entered.line)
     except TokenRefused as error:

@@ -24,11 +24,6 @@ from elastune.adapt.policies.collectives import Future, Op, Submission, Value, p
 from elastune.adapt.policies.host import Failure, PolicyEntry, PolicyHost, Proposal, begin, from_json, run_hook, to_json
 from elastune.core.decisions import Decision, Signal, Snapshot
 
-# For tests of policies: call a hook by hand, run a crowd of workers in one process, check what every policy must do.
-#
-# class TestMine(PolicyKit):
-#     def make(self) -> Policy: ...
-
 LIMITS = Limits(low=1, high=8, longest_batch=10_000)
 EPOCH_STEPS = 50
 Measured = float | tuple[float, float] | Signal  # a value; with its standard error

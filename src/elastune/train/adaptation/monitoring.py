@@ -110,20 +110,28 @@ _NEEDS: tuple[Need, ...] = ("norms", "preconditioned", "times", "sharpness", "tr
 
 
 class Monitoring:
-    """Runs the monitors of a run, whose states are equal on every worker: it measures what they need in a step."""
+    """Runs the monitors of a run, whose states are equal on every worker: it measures what they need in a step.
+
+    Attributes:
+        monitors: The monitors, each once.
+        times: Whether a monitor needs to know how long the workers' steps take.
+        curved: Whether a monitor needs the curvature of the loss.
+    """
 
     def __init__(self, texts: Iterable[str], seed: int) -> None:
-        self._monitors = choose(texts)
-        self._states: dict[str, State] = {monitor.name: monitor.init() for monitor in self._monitors}
+        self.monitors = choose(texts)
+        self._states: dict[str, State] = {monitor.name: monitor.init() for monitor in self.monitors}
         self._seed = seed
         self._signals: dict[str, Signal] | None = {}
-        taking = [monitor.every for monitor in self._monitors if monitor.needs & {"norms", "preconditioned"}]
+        taking = [monitor.every for monitor in self.monitors if monitor.needs & {"norms", "preconditioned"}]
         self._stride = min(taking, default=1)  # steps from one reading of norms to the next
-        self._needed = {need: any(need in monitor.needs for monitor in self._monitors) for need in _NEEDS}
+        self._needed = {need: any(need in monitor.needs for monitor in self.monitors) for need in _NEEDS}
+        self.times = self._needed["times"]
+        self.curved = self._needed["trace"] or self._needed["sharpness"]
 
     def takes(self, need: Need, step: int) -> bool:
         """Whether step ``step``, counted from 1, is to measure what ``need`` names."""
-        return self._needed[need] and any(need in monitor.needs and _due(monitor, step) for monitor in self._monitors)
+        return self._needed[need] and any(need in monitor.needs and _due(monitor, step) for monitor in self.monitors)
 
     def compares(self, step: int) -> bool:
         """Whether step ``step`` measures norms of parts of its batch."""
@@ -133,7 +141,7 @@ class Monitoring:
         """The monitors that compare parts of a batch, if step ``step`` had one part only; and the reason."""
         if not self.compares(step) or statistics.parts["count"] >= 2:
             return (), ""
-        names = tuple(m.name for m in self._monitors if m.needs & {"norms", "preconditioned"})
+        names = tuple(m.name for m in self.monitors if m.needs & {"norms", "preconditioned"})
         if statistics.norms is None:
             return names, "LBFGS evaluates a batch again and again"
         unit, fix = (
@@ -157,11 +165,10 @@ class Monitoring:
         if not isinstance(replica, OwnedReplica):
             return
         divided = replica.split.blocks > 1 or len(replica.split.costs) > 1
-        curved = self._needed["trace"] or self._needed["sharpness"]
         refused = {
             "noise_scale needs the whole gradient of a slot": self._needed["norms"] and divided,
             "noise_scale_adam needs an optimizer's whole state": self._needed["preconditioned"],
-            "curvature needs whole parameters on each worker": curved and (divided or replica.equal_passes),
+            "curvature needs whole parameters on each worker": self.curved and (divided or replica.equal_passes),
         }
         for rule, refuses in refused.items():
             if refuses:
@@ -171,7 +178,7 @@ class Monitoring:
 
     def refuse_cut_losses(self, call: str) -> None:
         """Raise ``UserError`` if a monitor needs the whole loss of a batch, which ``call`` does not give at once."""
-        if self._needed["trace"] or self._needed["sharpness"]:
+        if self.curved:
             fix = "add losses up, session.backward(one + other), or leave the monitor out"
             raise UserError("curvature needs the whole loss of a batch at once", call, fix)
 
@@ -210,7 +217,7 @@ class Monitoring:
             trace=statistics.parts["trace"] if self.takes("trace", step) else None,
         )
         self._signals = None
-        for monitor in self._monitors:
+        for monitor in self.monitors:
             if _due(monitor, step):
                 self._states[monitor.name] = monitor.update(self._states[monitor.name], reading)
 
@@ -219,22 +226,14 @@ class Monitoring:
         """The signals that are known now."""
         if self._signals is None:
             self._signals = {}
-            for monitor in self._monitors:
+            for monitor in self.monitors:
                 self._signals |= monitor.signals(self._states[monitor.name])
         return self._signals
 
     @property
     def gives(self) -> frozenset[str]:
         """The names of all signals that the monitors can give."""
-        return frozenset().union(*(monitor.gives for monitor in self._monitors))
-
-    def __bool__(self) -> bool:
-        return bool(self._monitors)
-
-    @property
-    def times(self) -> bool:
-        """Whether a monitor needs to know how long the workers' steps take."""
-        return self._needed["times"]
+        return frozenset().union(*(monitor.gives for monitor in self.monitors))
 
     def to_json(self) -> dict[str, Any]:
         """The states, by monitor."""

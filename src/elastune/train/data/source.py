@@ -2,11 +2,12 @@
 
 ``DataRequest`` checks the options of ``session.batches``. A ``StepSource`` visits the samples in an order that
 depends on no worker. ``plan_steps`` and ``plan_rounds`` cut it into each worker's part of the next global batches.
+``Batches`` is what the program's loop iterates over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -556,3 +557,28 @@ def _places_of(
 ) -> list[range]:
     places = places_of_learner(sizes, execution.num_slots, learners, learner, execution.mode, least)
     return [range(start + samples.start, start + samples.stop) for samples in places]
+
+
+class Batches(Iterator[Any]):
+    """The batches of one pass, as the program's loop draws them: the loop may be left, and begun once.
+
+    Its length is the number of global batches in the epoch, whatever the number of slots and workers: the plain
+    loader's length.
+    """
+
+    def __init__(self, batches: Generator[Any, None, None], count: Callable[[], int | None]) -> None:
+        """``count`` returns the number of global batches; None: it is not known, as of a stream."""
+        self._batches, self._count = batches, count
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Leave the loop, as a ``break`` does."""
+        self._batches.close()
+
+    def __len__(self) -> int:
+        count = self._count()
+        if count is None:
+            raise TypeError("the length of a stream is not known: end its loop by --max-steps or session.stop")
+        return count

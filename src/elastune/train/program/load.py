@@ -30,9 +30,11 @@ from types import CodeType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from elastune.adapt.policies.base import Policy
+from elastune.core.command import PROVIDED, TrainingCommand
 from elastune.core.errors import UserError
 from elastune.core.run import Config, Program, derive
 from elastune.train.program.arguments import ProgramArguments, read_in_function
+from elastune.train.program.command import read_space
 from elastune.train.program.errors import cause_of
 from elastune.train.program.source import bound, used_by_training
 
@@ -167,10 +169,16 @@ def load(program: Program, seed: int = 0, settings: Mapping[str, Any] = MappingP
         SystemExit: Its parser has printed a help text.
     """
     path = program.path.resolve()
+    if program.command is not None and path.suffix != ".py":
+        space_file = read_space(path)
+        config = _with_placeholders(program.command, space_file.constants)
+        return LoadedProgram(_trains_by_command, space_file.space, space_file.objectives, config)
     arguments = ProgramArguments(path, program.arguments, settings)
     _seed_import(derive(seed, "import"))
     with arguments.watched(), launchers_refused():
         module = _import(path, arguments, program.train)
+    if program.command is not None:
+        return _loaded_for_command(module, program.command)
     if not arguments.config:
         read_in_function(arguments, module, path, program.train)
     train, space, surrogate = (getattr(module, name, None) for name in (program.train, "space", "surrogate"))
@@ -196,6 +204,27 @@ def load(program: Program, seed: int = 0, settings: Mapping[str, Any] = MappingP
     parts = _objectives(module), config, _policies(module), surrogate, trains
     views, constraints = getattr(module, "views", None), _constraints(module)
     return LoadedProgram(train, space, *parts, views=views, constraints=constraints, arguments=arguments)
+
+
+def _loaded_for_command(module: ModuleType, command: TrainingCommand) -> LoadedProgram:
+    """The search space of a command, from a Python file."""
+    space = getattr(module, "space", None)
+    if not callable(space):
+        rule = "the file of --space must define space(trial)"
+        raise UserError(rule, module.__file__, "def space(trial): return {'lr': trial.suggest_float('lr', ...)}")
+    config = _with_placeholders(command, _config(module))
+    return LoadedProgram(_trains_by_command, space, _objectives(module), config, constraints=_constraints(module))
+
+
+def _with_placeholders(command: TrainingCommand, config: Config) -> Config:
+    """``config``, and None for each placeholder to which the space or ``--set`` must give a value."""
+    names = [name for name in command.placeholders if name not in PROVIDED]
+    names += ["batch_size"] if "batch_per_worker" in command.placeholders else []
+    return {**dict.fromkeys(names), **config}
+
+
+def _trains_by_command(session: Any) -> None:
+    raise UserError("a command trains in processes of its own", "train(session)", "use elastune tune --command")
 
 
 def _started(train: Callable[[Any], None], arguments: ProgramArguments) -> Callable[[Any], None]:

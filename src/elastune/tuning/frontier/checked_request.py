@@ -69,6 +69,7 @@ class CheckedFrontier:
         source: A digest of the program's source, for resuming.
         seen: A summary of the space, for resuming.
         samples: The size of the training set, once a run has reported it; None: not known, and no batch is cut.
+        beyond: Of a command: further worker counts, whose times are modelled only.
     """
 
     request: FrontierRequest
@@ -83,6 +84,7 @@ class CheckedFrontier:
     source: ProgramSource = field(default_factory=dict)
     seen: SpaceSummary = field(default_factory=dict)
     samples: int | None = None
+    beyond: tuple[int, ...] = ()
 
     @property
     def layouts(self) -> tuple[ExecutionSettings, ...]:
@@ -271,6 +273,7 @@ class CheckedFrontier:
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["data"] = self.request.program.data_text
         plain |= {"arguments": list(arguments)} if (arguments := self.request.program.arguments) else {}
+        plain |= {} if (command := self.request.program.command) is None else {"training_command": command.to_json()}
         plain["execution"] = self.request.execution.to_json()
         plain["workers"] = list(self.request.workers)
         plain["meshes"] = [str(mesh) for mesh in self.request.grids]

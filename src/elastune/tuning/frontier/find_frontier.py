@@ -68,6 +68,7 @@ from elastune.tuning.frontier.budget import (
     refuse_small,
     trainings_s,
 )
+from elastune.tuning.frontier.by_command import checked_command, command_frontier
 from elastune.tuning.frontier.checked_request import CheckedFrontier, check
 from elastune.tuning.frontier.choice import FRESH_SEEDS, Cell, Choice, Confirm
 from elastune.tuning.frontier.conclusion import SEARCH, TUNED, conclude, sides
@@ -160,6 +161,8 @@ def frontier(
             search, unless the request is ``short``.
         Interrupted: If an interrupt came before the first rows were trained.
     """
+    if request.program.command is not None:
+        return command_frontier(request, cluster=cluster, observe=observe, clock=clock)
     plan, before = checked(request, cluster)
     elsewhere = _elsewhere(cluster)
     changed = study_changes(plan.settings, before, request.program, request.accept_changes)
@@ -212,6 +215,8 @@ def checked(
     Example:
         >>> plan, before = checked(request)
     """
+    if request.program.command is not None:
+        return checked_command(request, cluster)
     plan = check(request, None if _elsewhere(cluster) else cores())
     path = check_out(request.out, request.resume)
     before = read(path) if path.exists() else []

@@ -275,7 +275,7 @@ class FailureLimit:
             return
         for life in table.trials.values():
             if life.finished is not None and _lacks(life):
-                fix = "report it by session.report, or name another --objective"
+                fix = "report it (session.report, or a line of a command), or name another --objective"
                 value = f"trial {life.number} {life.finished.reason}"
                 raise UserError("an objective must be a metric that the program reports", value, fix)
 

@@ -29,6 +29,7 @@ from elastune.core.run import Elastic, RunSpec, StartFrom
 from elastune.core.sync_plan import SYNC_NAMES, SyncChoice, chooses, strategy_settings
 from elastune.elastic.wire.contact import left_behind
 from elastune.runtime.clusters.base import RunFiles
+from elastune.runtime.clusters.command import values_of
 from elastune.runtime.job.pool import JobEvent
 from elastune.runtime.job.validation import check_adapt, check_execution
 from elastune.tuning.search.objective import Objective
@@ -166,6 +167,8 @@ class Tuning:
         try:
             check_execution(spec)
             check_adapt(spec.adapt, self._plan.program, spec)
+            if spec.program.command is not None:
+                spec.program.command.filled(values_of(spec))
         except UserError as error:
             return str(error)
         return ""

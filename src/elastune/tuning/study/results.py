@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from elastune.core.command import TrainingCommand
 from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
@@ -42,7 +43,7 @@ from elastune.tuning.search.front import (
 )
 from elastune.tuning.search.importance import EvaluatedTrial, Importance, importance
 from elastune.tuning.search.objective import Objective, oriented, parse_objectives
-from elastune.tuning.study.run_command import program_path, run_command
+from elastune.tuning.study.run_command import program_path, run_command, training_command_of
 from elastune.tuning.study.trials import (
     Trial,
     check_params,
@@ -132,6 +133,7 @@ class Study:
     divergence: float | None = FACTOR
     data: str | None = None
     arguments: tuple[str, ...] = ()
+    training_command: TrainingCommand | None = None
     kept: tuple[ArtifactKept, ...] = ()
     assets: Assets | None = None
     until: tuple[str, ...] = ()
@@ -185,6 +187,7 @@ class Study:
             divergence=first_settings.get("divergence", FACTOR),
             data=first_settings.get("data"),
             arguments=tuple(first_settings.get("arguments", ())),
+            training_command=training_command_of(first_settings),
             kept=tuple(table.artifacts[number] for number in sorted(table.artifacts)),
             assets=assets_of(entries, table),
             until=tuple(newest.get("until", ())),
@@ -328,6 +331,7 @@ class Study:
             divergence=self.divergence,
             data=self.data,
             arguments=self.arguments,
+            training_command=self.training_command,
         )
         return Picked(trial, picked.reason, command, self._caveat(trial))
 

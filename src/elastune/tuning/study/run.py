@@ -24,7 +24,9 @@ from elastune.core.journal.records import (
     TrialPaused,
     TrialStarted,
 )
+from elastune.core.run import Program
 from elastune.runtime.clusters.base import Cluster
+from elastune.runtime.clusters.command import CommandCluster
 from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.interrupts import Interrupts
@@ -114,7 +116,7 @@ def tune(
         Interrupts() as interrupts,
         ExitStack() as stack,
     ):
-        place = opened_cluster or stack.enter_context(LocalCluster(capacity=request.workers))
+        place = opened_cluster or stack.enter_context(local_cluster(request.program, request.workers))
 
         def keep(record: Record) -> None:
             journal.write(record, durable=surroundings.durable and isinstance(record, LASTING))
@@ -140,6 +142,21 @@ def tune(
         bounds = Bounds(request.trials, request.budget_s, request.worker_hours)
         loop.finish(loop.run(bounds, lambda: interrupts.count))
     return Study.load(request.out)
+
+
+def local_cluster(program: Program, capacity: int) -> Cluster:
+    """Return a cluster on this machine: of workers, or of the processes of the program's command."""
+    return LocalCluster(capacity=capacity) if program.command is None else CommandCluster(capacity=capacity)
+
+
+def refuse_other_hosts(program: Program, cluster: Cluster | ClusterRequest | None) -> None:
+    """Raise ``UserError`` if a command is to run on other hosts than this one."""
+    if program.command is None or cluster is None or isinstance(cluster, CommandCluster):
+        return
+    if isinstance(cluster, Cluster) or not cluster.kind.here:
+        value = type(cluster).__name__ if isinstance(cluster, Cluster) else f"--cluster {cluster.kind.name}"
+        fix = "use --cluster local, or convert the script: elastune init --from"
+        raise UserError("the processes of --command run on this machine", value, fix)
 
 
 @dataclass(frozen=True)
@@ -178,6 +195,7 @@ def checked(
     Example:
         >>> print(checked(request).plan.config)
     """
+    refuse_other_hosts(request.program, cluster)
     plan = check(request, space)
     path = check_out(request.out, request.resume)
     before = read(path) if path.exists() else []
@@ -261,7 +279,7 @@ def _loop(
         share=share,
         holding=holding,
         rules=rules,
-        proofs=TrialProofs(unchecked=request.unchecked),
+        proofs=TrialProofs(unchecked=request.unchecked or request.program.command is not None),
     )
 
 

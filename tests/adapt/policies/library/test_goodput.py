@@ -107,6 +107,7 @@ WORLDS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("jitter", [0.0, 0.03])
 @pytest.mark.parametrize("seed", range(2))

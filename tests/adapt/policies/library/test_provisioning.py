@@ -52,6 +52,7 @@ def test_error_of_the_worth():
     assert error == pytest.approx(((4 * by_few) ** 2 + (5 * by_many) ** 2) ** 0.5, rel=0.01)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("jitter", [0.0, 0.03])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("compute_s", "reduce_s"), [(0.4, 0.004), (0.4, 0.02), (0.4, 0.05), (0.1, 0.0), (0.1, 0.2)])

@@ -91,6 +91,7 @@ def work(worker: Worker) -> None:
     worker.receive()
 
 
+@pytest.mark.soak
 def test_the_width_does_not_show() -> None:
     with processes(WIDEST, work) as them:
         results = {width: [them.receive(rank)[0] for rank in range(width)] for width in range(1, WIDEST + 1)}

@@ -2,12 +2,14 @@
 
 A round's learners are distributed over the members of the view in which its first worker began it. Where members are
 lost, the others go on with their own learners as long as a quorum is left. The view in which the round ends decides
-who is in its mean, so the mean is the same everywhere. Pure functions.
+who is in its mean, so the mean is the same everywhere.
+
+``reconcile`` decides and is pure. ``send_packed`` and ``receive_packed`` pass state on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +22,7 @@ from elastune.elastic.wire.view import View
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms
 
-# How members of a new view go on: each compares how far all are, and all come to the same decision.
+# The decision: each member compares how far all are, and all come to the same plan.
 
 
 @dataclass(frozen=True)
@@ -221,45 +223,6 @@ def goes_on(rounds: Sequence[OpenRound], dealt: OldRanks, size_of: Callable[[int
     shares = cut(newest.learners, size_of(newest.assignment_view))
     present = sum(len(shares[seat]) for seat in dealt(newest.assignment_view) if seat is not None)
     return newest.assignment_view if present >= newest.quorum > 0 else 0
-
-
-class LearnerAssignment:
-    """Which worker has which learner: by the newest view, or by the view in which the open round began."""
-
-    def __init__(self) -> None:
-        self._views: dict[int, View] = {}
-        self._open: View | None = None
-
-    def entered(self, view: View) -> None:
-        """Note that this worker forms ``view``, which may distribute the learners of an open round."""
-        self._views[view.number] = view
-
-    def decided(self, assignment_view: int) -> None:
-        """Note that the open round goes on as the view ``assignment_view`` distributes it; 0: no round goes on."""
-        self._open = self._views[assignment_view] if assignment_view else None
-
-    def round_over(self, now: View | None) -> None:
-        """Note that a round is completed here; the view ``now`` distributes the learners of the next one."""
-        self._open, self._views = None, {} if now is None else {now.number: now}
-
-    def by(self, now: View) -> View:
-        """The view that distributes the learners of the open round, or of the next one; ``now`` is the newest view."""
-        return self._open or now
-
-    def learner_workers(self, assignment_view: int, learners: int) -> Mapping[int, int]:
-        """The worker of each of so many ``learners``, as the view ``assignment_view`` distributes them."""
-        members = self._views[assignment_view].members
-        parts = cut(learners, len(members))
-        return {learner: worker for worker, part in zip(members, parts, strict=True) for learner in part}
-
-    def seats(self, assignment_view: int, members: Sequence[int]) -> Sequence[int | None]:
-        """The ranks of ``members`` in the view ``assignment_view``; None for a worker that was not in it."""
-        ranks = self._views[assignment_view].ranks
-        return [ranks.get(worker) for worker in members]
-
-    def size_of(self, assignment_view: int) -> int:
-        """The number of members of the view ``assignment_view``."""
-        return len(self._views[assignment_view].members)
 
 
 # State and results from one worker to another, and what a worker's training provides for that (``StateOwner``).
