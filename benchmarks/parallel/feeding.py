@@ -5,8 +5,9 @@ map-style set whose samples take half a millisecond to decode; plain is torchdat
 ``DistributedSampler``. Both variants train the same small model, plain under DistributedDataParallel, and take turns
 in the same processes, which have torchrun's environment. ``exact`` with one slot a worker.
 
-``join``: a stream of a million samples (without a state, of a tenth), of which half are used. A worker of an elastic run joins there; the figure is
-how long its first batch takes from the state that it was sent, with a stream that seeks, and with one that does not.
+``join``: a stream of a million samples (without a state: of a tenth), of which half are used. A worker of an elastic
+run joins there; the figure is how long its first batch takes from the state that it was sent, with a stream that seeks,
+and with one that does not.
 
     python -m benchmarks.parallel.feeding [--smoke] [--out benchmarks/results/feeding.json]
 """
