@@ -229,7 +229,8 @@ class ElasticRun(ElasticHandle):
 
     def room(self, free: int) -> int:
         """Offer the run the cluster's ``free`` room, in workers. Returns the room that it leaves to other runs."""
-        usable = 0 if self._edited else max(0, min(free, self.high - len(self._facts.running)))
+        leaving = sum(worker.preempted for worker in self.coordinator.membership.workers)  # others come in their place
+        usable = 0 if self._edited else max(0, min(free, self.high - len(self._facts.running) + leaving))
         if usable != self._free and not self.over:
             self._free = usable
             self.coordinator.capacity(usable)
@@ -627,6 +628,8 @@ class RecordFilter:
         for record in kept:
             self.is_new(record)
             self._lines.add(encode_record(record))
+            if isinstance(record, Restarted):  # a worker sends it without the costs, which a coordinator adds
+                self._lines.add(encode_record(Restarted(record.step)))
 
     def is_kept(self, record: Record) -> bool:
         """Whether an earlier controller has journaled ``record`` already."""

@@ -28,6 +28,7 @@ from elastune.cli.output import (
 )
 from elastune.core.cost import Prices
 from elastune.core.errors import UserError
+from elastune.core.formatting import plain
 from elastune.core.mesh import Mesh
 from elastune.core.run import CommandLine, Elastic, ExecutionSettings, Place, Program, RunSpec
 from elastune.runtime.job.output import discard_refused, is_url
@@ -391,7 +392,8 @@ def _print_outcome(out: Path, as_json: bool, chaos: Verdict | None = None, price
             print_lines("\n".join(chaos.lines))
         return _explain(failure, out)
     if result.stopped in ("requested", "notice"):
-        why = "stopped on request" if result.stopped == "requested" else "stopped: this machine will be taken away"
+        notice = plain(result.data.get("stop_why") or "this machine will be taken away", 300)
+        why = "stopped on request" if result.stopped == "requested" else f"stopped: {notice}"
         print_error(f"{why}; go on with --resume --out {out}")
         return stopped_code() if result.stopped == "requested" else TRY_AGAIN
     return OK if result.stopped != "unfinished" and (chaos is None or chaos.good) else FAILED

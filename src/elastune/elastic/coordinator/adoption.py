@@ -258,6 +258,9 @@ class AdoptingCoordinator(Coordinator):
             self._obey(instruction)
         if any(returned.stops for returned in back.values()):
             self._ask_to_stop()
+        for worker, returned in back.items():
+            if returned.noticed_s is not None:
+                self._await_notice(worker, returned.noticed_s)
         for asker, event in adoption.wishes:
             self._feed(asker, event)
         for connection, message, size in self._deferred:

@@ -13,9 +13,18 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
-from elastune.core.journal.records import Checkpointed, ConnectionsRefused, MembershipEvent, Record, Reported
+from elastune.core.journal.records import (
+    Checkpointed,
+    ConnectionsRefused,
+    MembershipEvent,
+    Record,
+    Reported,
+    Restarted,
+    StepsCompleted,
+)
 from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator.controller_interface import (
     SILENCE_S,
@@ -71,6 +80,7 @@ BROKEN_GRACE_S = 0.02  # a report of a broken view waits this long for the death
 CLOSE_LIMIT_S = 5.0
 BEATS_IN_SILENCE = 6  # heartbeats to a worker in the time after which it would take the coordinator for lost
 FINAL_MESSAGES_S = 2.0  # after a worker's end its last messages may take this long to arrive
+SAVE_SHARE, LEAST_SAVE_S = 0.25, 5.0  # of a notice: kept for the last step and its checkpoint
 HOST_WAIT_S = 2.0  # ready workers wait this long for the others of their host, so that all join by one view
 BEAT = messages.encode(Beat())
 
@@ -108,7 +118,7 @@ class Coordinator:
         self._kept: dict[int, int] = {}
         self._timeouts, self._lookups = timeouts, lookups
         self._beat_s, self._least_beat_s = beat_every_s(heartbeat_s, bounds.high), least_beat_s(bounds.high)
-        self._registry = WorkerRegistry(workers)
+        self._registry, self._restarts = WorkerRegistry(workers), RestartCosts()
         loading_s = max(heartbeat_s, min(silence_s, SILENCE_S))
         self._peers = WorkerConnections(heartbeat_s, loading_s, lookups.vitals_of, silence_s)
         self._newest: View | None = None
@@ -300,6 +310,7 @@ class Coordinator:
         self._rounds.message_received(worker, message, now)
         match message:
             case messages.Report(record, nth):
+                record = self._restarts.record_received(record, now)
                 self._out.put(RecordSent(worker, record, nth), size)
                 # Progress only resets the count of failures.
                 if (step := self._registry.further(record)) is not None and self._state.consecutive_failures:
@@ -311,6 +322,7 @@ class Coordinator:
                 pass  # ``_rounds`` has its message, or the worker was released or is about to be ended
             case Beat():
                 self._peers.beaten(worker, message, now)
+                self._restarts.step_reached(message.step)
             case messages.Publish():
                 self._publish(worker, message)
             case Broken():
@@ -392,12 +404,26 @@ class Coordinator:
             return
         self._registry.note(worker, event)
         self._out.keep(MembershipEvent(messages.encode_event(worker, event)))
+        had_members = bool(self._state.members)
         try:
             self._state, instructions = machine.transition(self._state, worker, event)
         except ProtocolViolation as violation:
             instructions = (GiveUp(str(violation)),)
+        if had_members and not self._state.members:
+            self._restarts.all_lost(time.monotonic())
         for instruction in instructions:
             self._obey(instruction)
+        if isinstance(event, Noticed) and worker is not None:
+            self._await_notice(worker, event.seconds)
+
+    def _await_notice(self, worker: int, seconds: float) -> None:
+        """Tell the machine when only the time for a checkpoint is left of a notice to ``worker`` of ``seconds``."""
+
+        def ends() -> None:
+            if self._registry.expects(worker):
+                self._feed(worker, messages.NoticeEnding())
+
+        self._timers.put(time.monotonic() + wait_for_others_s(seconds), ends)
 
     def _obey(self, instruction: Instruction) -> None:
         match instruction:
@@ -422,9 +448,11 @@ class Coordinator:
             case GiveUp():
                 self._over = True
                 self._out.put(instruction)
-            case StopRun():
+            case StopRun(worker, why):
                 self._ask_to_stop()
-                self._out.put(instruction)
+                reason = self._registry.why_left(worker)
+                notice = f"notice to worker {worker}" + (f" ({reason})" if reason else "")
+                self._out.put(StopRun(worker, f"{notice}: {why}"))
 
     def _send_to(self, worker: int, message: Message) -> None:
         if peer := self._peers.get(worker):
@@ -432,6 +460,44 @@ class Coordinator:
 
     def _send(self, connections: Sequence[Connection], message: Message) -> None:
         self._hub.send(connections, messages.encode(message))
+
+
+def wait_for_others_s(seconds: float) -> float:
+    """How long a run waits for replacements after a notice of ``seconds``. The rest is for a checkpoint.
+
+    Args:
+        seconds: The time of the notice.
+
+    Returns:
+        Three quarters of it, less if that leaves under 5 s, but at least half of it.
+    """
+    return seconds - min(seconds / 2, max(LEAST_SAVE_S, SAVE_SHARE * seconds))
+
+
+class RestartCosts:
+    """Measures what a restart from a checkpoint costs: no worker is left that could say so."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._lost_at: float | None = None
+
+    def step_reached(self, step: int) -> None:
+        """Note that a worker has completed ``step`` steps."""
+        self._step = max(self._step, step)
+
+    def all_lost(self, now: float) -> None:
+        """Note that the last worker with the run's state was lost."""
+        self._lost_at = now
+
+    def record_received(self, record: Record, now: float) -> Record:
+        """Note how far ``record`` says that training is. Returns it, with its costs if it reports a restart."""
+        if isinstance(record, StepsCompleted):
+            self.step_reached(record.last_step)
+        if not isinstance(record, Restarted):
+            return record
+        pause_s = 0.0 if self._lost_at is None else now - self._lost_at
+        repeated, self._step, self._lost_at = max(0, self._step - record.step), record.step, None
+        return replace(record, repeated=repeated, pause_s=pause_s)
 
 
 class HostBatching:
