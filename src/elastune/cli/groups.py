@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from elastune.cli import options
 from elastune.cli.flatten import Chosen
 from elastune.cli.machine import choose_device, choose_out, use_data
-from elastune.core import notation
+from elastune.core import logs, notation
 from elastune.core.errors import UserError
 from elastune.core.fields import setting
 from elastune.core.mesh import Mesh
@@ -105,6 +106,36 @@ class OutputOptions:
         """Make the data folder known to the program, and return the folder for the results of ``command``."""
         use_data(self.data)
         return choose_out(out, file, command, resume)
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """What this command and its workers log."""
+
+    log_level: str | None = setting(
+        None,
+        "Log what happens to workers and to the run, from this level on: the command and agents to stderr, workers to "
+        "their logs in OUT/logs. [default: $ELASTUNE_LOG_LEVEL, or nothing]",
+        metavar="debug|info|warning|error",
+        panel=options.OUTPUT,
+    )
+    log_format: str | None = setting(
+        None,
+        "Form of these lines. [default: $ELASTUNE_LOG_FORMAT, or text]",
+        metavar="text|json",
+        panel=options.OUTPUT,
+    )
+
+    def begin(self, **facts: str) -> None:
+        """Log from now on in this process and in all that it starts; ``facts``: as of ``core.logs.describe``.
+
+        Raises ``UserError`` for a wrong level or format.
+        """
+        given = logs.from_environment(os.environ)
+        chosen = logs.LogSettings(self.log_level or given.level, self.log_format or given.format)
+        os.environ.update(chosen.variables)
+        logs.begin(chosen)
+        logs.describe(**facts)
 
 
 @dataclass(frozen=True)

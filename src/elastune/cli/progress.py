@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from elastune.core import logs
 from elastune.core.formatting import count, duration, plain, printable, settings_text
 from elastune.core.journal.files import read
 from elastune.core.journal.records import (
@@ -329,7 +330,7 @@ class Progress:
         self._goes_on = False  # work was done before this command began
         self._console = Console(stderr=True)
         self._live: Live | None = None
-        if self._console.is_terminal:
+        if self._console.is_terminal and not logs.active():  # log lines would tear the bar apart
             self._live = Live(
                 get_renderable=self._view,
                 console=self._console,

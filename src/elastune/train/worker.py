@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 import torch
 
 from elastune.adapt.policies.library.registry import build
+from elastune.core import logs
 from elastune.core.errors import Diverged, UserError
 from elastune.core.formatting import byte_count
 from elastune.core.journal.records import LONGEST_DETAIL, Reason, Record, RunFailed, RunFinished
@@ -230,6 +231,7 @@ class Worker:
             warm_up=warm_up,
             policies=self._program.policies,
         )
+        logs.describe(step=lambda: session.step, rank=lambda: workers.rank)
         path = self._spec.program.path
         session.state.recorder = recorder_of(os.environ, path)
         session.state.first_step = FirstStep(path) if self._spec.proves else None

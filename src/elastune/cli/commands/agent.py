@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import NoticeOptions
+from elastune.cli.groups import LogOptions, NoticeOptions
 from elastune.cli.output import FAILED, OK, TRY_AGAIN, print_error
 from elastune.core import notation
 from elastune.core.cost import ON_DEMAND
@@ -79,6 +79,7 @@ def agent(
     notices: NoticeOptions,
     machine: MachineOptions,
     started: AgentOriginOptions,
+    logging: LogOptions,
     patience: Annotated[
         str, typer.Option(metavar="TIME", help="How long to look for the controller before giving up.")
     ] = "10m",
@@ -123,6 +124,7 @@ def agent(
     if machine.interface is not None:
         address_of(machine.interface)
     token, hello = read_token(token_file), machine.hello(started.label)
+    logging.begin(host=hello.host)
     sources = notices.sources()
     leave_within_s: list[float] = []  # requests to leave: the seconds that each leaves
     signal.signal(signal.SIGTERM, lambda *_: leave_within_s.append(grace_s))

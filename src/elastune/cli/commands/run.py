@@ -15,7 +15,7 @@ import typer
 
 from elastune.cli import options
 from elastune.cli.flatten import flatten, resumed_words
-from elastune.cli.groups import Execution, ExecutionOptions, FaultOptions, NoticeOptions, OutputOptions
+from elastune.cli.groups import Execution, ExecutionOptions, FaultOptions, LogOptions, NoticeOptions, OutputOptions
 from elastune.cli.output import (
     FAILED,
     OK,
@@ -125,6 +125,7 @@ def run(
     output: OutputOptions,
     faults: FaultOptions,
     notices: NoticeOptions,
+    logging: LogOptions,
     command: CommandLine,
     arguments: options.Arguments = None,
     tensorboard: options.TensorBoard = False,
@@ -148,6 +149,7 @@ def run(
     from elastune.runtime.job.checked_programs import with_proof
     from elastune.runtime.placement import from_environment
 
+    logging.begin()
     place = from_environment(os.environ)
     chosen, cluster = faults.choose(execution_options.mode, place), settings.request(print_error)
     if place is not None and not settings.local:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from elastune.cli import options
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import FastExecution, OutputOptions, WorkerExecution
+from elastune.cli.groups import FastExecution, LogOptions, OutputOptions, WorkerExecution
 from elastune.cli.output import OK, print_error, print_result, stopped_code
 from elastune.core.errors import UserError
 from elastune.core.run import CommandLine
@@ -21,6 +21,7 @@ def tune(
     settings: StudySettings,
     execution_options: FastExecution,
     output: OutputOptions,
+    logging: LogOptions,
     command: CommandLine,
     arguments: options.Arguments = None,
     dry_run: options.DryRun = False,
@@ -46,6 +47,7 @@ def tune(
     from elastune.tuning.study.run import checked as checked_study
     from elastune.tuning.study.run import tune as run_study
 
+    logging.begin()
     cluster = settings.request(print_error)
     out = output.choose(settings.out, file, "tune", resume=settings.resume)
     low, high = settings.trial_workers or (None, None)
@@ -71,6 +73,7 @@ def frontier(
     settings: FrontierSettings,
     execution_options: WorkerExecution,
     output: OutputOptions,
+    logging: LogOptions,
     command: CommandLine,
     arguments: options.Arguments = None,
     dry_run: options.DryRun = False,
@@ -102,6 +105,7 @@ def frontier(
     from elastune.tuning.frontier.find_frontier import checked
     from elastune.tuning.frontier.find_frontier import frontier as find_frontier
 
+    logging.begin()
     cluster = settings.request(print_error)
     out = output.choose(settings.out, file, "frontier", resume=settings.resume)
     execution = execution_options.on(None, local=settings.local)

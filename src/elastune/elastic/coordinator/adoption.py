@@ -209,11 +209,16 @@ class AdoptingCoordinator(Coordinator):
     """
 
     def __init__(
-        self, bounds: WorkerBounds, timeouts: Timeouts, entrance: ListenOptions, lookups: WorkerLookups
+        self,
+        bounds: WorkerBounds,
+        timeouts: Timeouts,
+        entrance: ListenOptions,
+        lookups: WorkerLookups,
+        run: str = "",
     ) -> None:
         self._adoption: Adoption | None = Adoption()
         self._deferred: list[tuple[Connection, Exit | RoundTaken, int]] = []  # sent before the adoption
-        super().__init__((), bounds, timeouts, entrance, lookups)
+        super().__init__((), bounds, timeouts, entrance, lookups, run)
 
     @property
     def back(self) -> Mapping[int, Returned]:

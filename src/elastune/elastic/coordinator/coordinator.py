@@ -6,6 +6,7 @@ order, what it has to do: start and end processes, and keep the workers' records
 
 from __future__ import annotations
 
+import logging
 import secrets
 import sys
 import threading
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from elastune.core import logs
 from elastune.core.journal.records import (
     Checkpointed,
     ConnectionsRefused,
@@ -62,10 +64,12 @@ from elastune.elastic.wire import messages
 from elastune.elastic.wire.messages import (
     Beat,
     Broken,
+    Connected,
     Event,
     Hello,
     InstallView,
     Left,
+    Lost,
     Message,
     Noticed,
     ReplaceAsked,
@@ -83,6 +87,8 @@ FINAL_MESSAGES_S = 2.0  # after a worker's end its last messages may take this l
 SAVE_SHARE, LEAST_SAVE_S = 0.25, 5.0  # of a notice: kept for the last step and its checkpoint
 HOST_WAIT_S = 2.0  # ready workers wait this long for the others of their host, so that all join by one view
 BEAT = messages.encode(Beat())
+LOGGED_EVENTS = (Connected, Lost, Noticed, messages.NoticeEnding, ReplaceAsked, ResizeAsked, ReshapeAsked, Broken)
+"""Events at the level info; the others are at the level debug."""
 
 
 class Coordinator:
@@ -96,6 +102,7 @@ class Coordinator:
         timeouts: How long coordinator and workers wait for each other.
         entrance: The address to listen on, and the token.
         lookups: What the controller knows about its workers.
+        run: The name of the run in log records.
 
     Raises:
         OSError: The coordinator cannot listen at the address.
@@ -108,7 +115,9 @@ class Coordinator:
         timeouts: Timeouts,
         entrance: ListenOptions,
         lookups: WorkerLookups,
+        run: str = "",
     ) -> None:
+        self._log = logs.run_logger(__name__, run)
         host, heartbeat_s, silence_s = entrance.host, timeouts.heartbeat_s, timeouts.silence_s
         self.token = entrance.token or secrets.token_hex(16)
         self._bell = WakeupPipe()
@@ -225,6 +234,7 @@ class Coordinator:
                 self._out.wake()
         except Exception as bug:  # noqa: BLE001 - nothing else would report that the run has lost its coordinator
             traceback.print_exc(file=sys.stderr)
+            self._log.critical("the coordinator failed", exc_info=True)
             self._out.put(GiveUp(f"the coordinator failed: {bug!r}"))
             self._out.wake()
         finally:
@@ -246,6 +256,7 @@ class Coordinator:
                 case Closed(connection, why):
                     self._part(connection, why)
                 case ConnectionsRefused():
+                    logs.log_record(self._log, event)
                     self._out.keep(event)
         for call in calls:
             call()
@@ -357,6 +368,7 @@ class Coordinator:
 
     def _part(self, connection: Connection, why: str) -> None:
         worker = connection.worker
+        self._log.debug("the connection of worker %s ended: %s", worker, why)
         if worker is None or worker not in self._peers:
             return
         if why == CONNECTION_CLOSED:
@@ -404,6 +416,8 @@ class Coordinator:
             return
         self._registry.note(worker, event)
         self._out.keep(MembershipEvent(messages.encode_event(worker, event)))
+        level = logging.INFO if isinstance(event, LOGGED_EVENTS) else logging.DEBUG
+        self._log.log(level, "worker %s: %s" if worker is not None else "%.0srun: %s", worker, event)
         had_members = bool(self._state.members)
         try:
             self._state, instructions = machine.transition(self._state, worker, event)
@@ -426,6 +440,8 @@ class Coordinator:
         self._timers.put(time.monotonic() + wait_for_others_s(seconds), ends)
 
     def _obey(self, instruction: Instruction) -> None:
+        severe = isinstance(instruction, GiveUp | StopRun) or (isinstance(instruction, End) and instruction.lost)
+        self._log.log(logging.WARNING if severe else logging.INFO, "decided: %s", instruction)
         match instruction:
             case InstallView(view):
                 self._newest = self._unsent = view

@@ -6,6 +6,8 @@ loss it meets the survivors at once. In both cases ``_form`` compares the member
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -25,6 +27,8 @@ from elastune.elastic.worker.state_transfer import StateOwner
 from elastune.elastic.worker.view_groups import LateLevels, ViewComms, let_go_of
 from elastune.parallel.comm.group import Group, GroupBroken, drop
 from elastune.parallel.comm.process_groups import Comms, GroupFactory, replicated
+
+LOG = logging.getLogger(__name__)
 
 # No wait has to end by this limit: the coordinator notices a lost worker, and a worker that waited so long waits again.
 # It bounds how long gloo keeps threads and memory of an operation whose group was given up.
@@ -121,9 +125,11 @@ class ElasticWorkerGroup(WorkerGroup):
             try:
                 plan = self._form(view, joins=True)
             except GroupBroken as error:
+                LOG.warning("could not join view %d: %s", view.number, error)
                 self._client.broken(view.number, str(error))
             else:
                 self._client.running(view.number, self.owner.step, joins=True)
+                LOG.info("joined view %d as rank %d of %d, step %d", view.number, self.rank, self.size, self.owner.step)
                 if self._is_confirmed(view):
                     if plan.rewind_to is not None:
                         self._go_back(plan.rewind_to, plan.rewinds)
@@ -233,6 +239,7 @@ class ElasticWorkerGroup(WorkerGroup):
     def recover(self, error: GroupBroken) -> bool:
         """Meet the survivors in the next view. Raises ``Rewind`` if the broken operation cannot be repeated."""
         assert self._current is not None
+        LOG.warning("an operation of view %d failed: %s", self._current.number, error)
         self.comms.abandon()
         self._client.broken(self._current.number, str(error))
         return self._enter(self._await_after(self._current))
@@ -295,10 +302,12 @@ class ElasticWorkerGroup(WorkerGroup):
                 break
             except GroupBroken as error:
                 served = served or self._log.served
+                LOG.warning("view %d could not be formed: %s", view.number, error)
                 self._client.broken(view.number, str(error))
                 view = self._await_after(view)
         served = served or self._log.served
         self._client.running(view.number, plan.step)
+        LOG.info("in view %d as rank %d of %d, first step %d", view.number, self.rank, self.size, plan.step)
         if plan.rewind_to is not None:
             self._go_back(plan.rewind_to, plan.rewinds)
         return served
@@ -334,8 +343,10 @@ class ElasticWorkerGroup(WorkerGroup):
         finally:
             let_go_of(last)  # for a planned view: only now have all members completed the last step before it
         self.set_activity("handing over", self.owner.step)
+        began_s = time.monotonic()
         self._log.exchange(self.group, self.owner, plan)
         plan = self._move_state(view, comms, plan)
+        LOG.debug("state of view %d compared and moved in %.3f s: %s", view.number, time.monotonic() - began_s, plan)
         self._log.lost = False
         completed = self._log.completed if plan.rewind_to is None else 0  # the count of all members from now on
         self._levels = self._forming.late_levels(view, comms.rank, completed)
@@ -383,6 +394,7 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def _go_back(self, to: int, rewinds: int) -> NoReturn:
         """Go back to the snapshot of step ``to``; -1: to the newest checkpoint."""
+        LOG.warning("goes back to %s", f"the snapshot of step {to}" if to >= 0 else "the newest checkpoint")
         self._log.begin()
         self._log.rewinds = rewinds
         self.synchronised = self.restart_from_checkpoint = to < 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from elastune.elastic.wire.view import View
 from elastune.elastic.worker.reconcile import OpenRound
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms
+
+LOG = logging.getLogger(__name__)
 
 Packed = tuple[bytes, list[torch.Tensor]]
 """A state: a description (JSON), and its tensors on the CPU in the order that the description names."""
@@ -144,6 +147,7 @@ def send_packed(group: Group, to: int, packed: Packed) -> None:
         flat = parts[0] if len(parts) == 1 else torch.cat(parts)
         if flat.numel():
             group.send(flat.view(torch.uint8), to)
+    LOG.info("sent a state of %d bytes to rank %d", sum(t.numel() * t.element_size() for t in tensors), to)
 
 
 def receive_packed(group: Group, source: int) -> Packed:
@@ -170,6 +174,7 @@ def receive_packed(group: Group, source: int) -> Packed:
             # A tensor of wider elements needs an aligned start: the pieces of a joint message are copied out.
             tensors[i] = (piece if len(batch) == 1 else piece.clone()).view(dtype).view(shape)
             start += sizes[i][1]
+    LOG.info("received a state of %d bytes from rank %d", sum(size for _, size in sizes), source)
     return bytes(text.numpy()), [tensors[i] for i in range(len(kinds))]
 
 

@@ -21,6 +21,7 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from elastune.core import logs
 from elastune.core.cost import SPOT
 from elastune.core.errors import UserError
 from elastune.core.run import RunSpec
@@ -248,7 +249,8 @@ class HostsCluster(ElasticCluster):
         launcher.runs = self._contacts
         self._grows = grows
         self._gather_s = gather_s
-        self._notify, self._spot, self._next_spot, self._spent = notify, spot, 0.0, False
+        self._notify = logs.logged(__name__, notify)
+        self._spot, self._next_spot, self._spent = spot, 0.0, False
         self._results, self._undecided, self._marker = out, own_folders is None, None
         if out is not None:
             try:
@@ -396,7 +398,7 @@ class TransferredRuns:
 
     def __init__(self, address: str, token: str, tls: ssl.SSLContext | None, notify: Callable[[str], None]) -> None:
         self.ring: Callable[[], None] = lambda: None
-        self._notify = notify
+        self._notify = notify = logs.logged(__name__, notify)
         self._server = FileTransferServer(address, token, tls=tls, ring=lambda: self.ring(), notify=notify)
         self.port = self._server.port
         self._runs: dict[str, ElasticRun] = {}  # by the salt of the run's token: agents know the salt

@@ -6,6 +6,7 @@ An error of a command becomes one line.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -23,6 +24,8 @@ from elastune.core.cost import ON_DEMAND
 from elastune.core.errors import UserError
 from elastune.runtime.clusters.fleet import NeverStarts, NotStarted, Phase
 from elastune.runtime.clusters.kind import ClusterFinding
+
+LOG = logging.getLogger(__name__)
 
 LIMIT_S = 30.0
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
@@ -43,6 +46,7 @@ def outside(environment: Mapping[str, str]) -> dict[str, str]:
 
 def ask(name: str, *arguments: str, text: str = "", limit_s: float = LIMIT_S) -> str:
     """Return the output of the command ``name``. Raises ``NotStarted`` if it fails or does not answer in time."""
+    LOG.debug("%s %s", name, shlex.join(arguments))
     try:
         done = subprocess.run(
             [name, *arguments],
