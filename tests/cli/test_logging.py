@@ -51,7 +51,8 @@ def test_json_lines_of_the_command_and_of_each_worker(tmp_path: Path) -> None:
 
 def test_without_the_option_nothing_is_logged(tmp_path: Path) -> None:
     said, workers = trained(tmp_path)
-    assert not [line for line in (*said, *sum(workers, [])) if "elastune.elastic" in line or line.startswith("{")]
+    lines = [line for each in (said, *workers) for line in each]
+    assert not [line for line in lines if "elastune.elastic" in line or line.startswith("{")]
 
 
 @pytest.mark.parametrize("command", ["run", "tune", "frontier"])

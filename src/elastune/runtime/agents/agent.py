@@ -22,6 +22,7 @@ from pathlib import Path
 
 from elastune.core.cost import KINDS, ON_DEMAND
 from elastune.core.errors import UserError
+from elastune.core.logs import logged
 from elastune.elastic.wire.handshake import SALT_DIGITS, ServerBusy, derived, enter_at
 from elastune.elastic.wire.transport import READ_BYTES, Lines, ProtocolError, Unreachable
 from elastune.elastic.worker.client import ABANDONED_CODE
@@ -230,7 +231,7 @@ class Agent:
         self._pids: dict[int, int] = {}
         self._unreported: dict[int, tuple[Bootstrap, WorkerEnded]] = {}  # ends that were sent to no controller
         self._files = PendingExits(logs, notify)
-        self._again, self._moves, self._notify = again, moves, logs.logged(__name__, notify)
+        self._again, self._moves, self._notify = again, moves, logged(__name__, notify)
         self._received_at = time.monotonic()
         self._next_beat = 0.0
         self._go_by: float | None = None

@@ -28,6 +28,7 @@ from elastune.runtime.clusters.kind import ClusterFinding
 LOG = logging.getLogger(__name__)
 
 LIMIT_S = 30.0
+ANSWER_LIMIT_S = 5.0  # of a job that ends: Slurm kills it half a minute after SIGTERM
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
 
 
@@ -69,6 +70,21 @@ def ask(name: str, *arguments: str, text: str = "", limit_s: float = LIMIT_S) ->
         lines = said.splitlines() or [f"exit code {done.returncode}"]
         raise NotStarted(f"{name}: {lines[-1].removeprefix(f'{name}: error: ')[:300]}")
     return done.stdout
+
+
+def begins_again(environment: Mapping[str, str]) -> bool:
+    """Whether Slurm has just put the job of this process back into its queue, and will begin it again.
+
+    Slurm counts that before it sends SIGTERM. The environment has the count from the begin of this process.
+    """
+    job, before = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_RESTART_COUNT", "0")
+    if not (job and before.isdigit()):
+        return False
+    try:
+        restarts = re.search(r"\bRestarts=([0-9]+)", ask("scontrol", "show", "job", job, limit_s=ANSWER_LIMIT_S))
+    except NotStarted:
+        return False
+    return restarts is not None and int(restarts[1]) > int(before)
 
 
 def last_line(log: Path) -> str:
