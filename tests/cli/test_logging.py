@@ -10,7 +10,7 @@ import pytest
 from tests.support.forked import elastune
 
 from elastune.cli import main
-from elastune.core import logs
+from elastune.core.journal import logs
 
 PROGRAM = Path(__file__).parents[1] / "faults" / "programs" / "elastic.py"
 TRAINING = ["--set", "epochs=1", "--set", "samples=256", "--set", "plain=true", "--workers", "2", "--slots", "2"]

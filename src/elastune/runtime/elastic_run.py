@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from elastune.core import logs
 from elastune.core.errors import UserError
+from elastune.core.journal import logs
 from elastune.core.journal.records import (
     Adopted,
     Checkpointed,

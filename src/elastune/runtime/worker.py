@@ -22,8 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from elastune.core import logs
 from elastune.core.errors import UserError
+from elastune.core.journal import logs
 from elastune.core.journal.records import RunFailed
 from elastune.core.run import Place, RunSpec
 from elastune.elastic.wire.transport import host_name

@@ -17,10 +17,10 @@ from types import TracebackType
 
 from pydantic import ValidationError
 
-from elastune.core import logs
 from elastune.core.clock import SystemClock
 from elastune.core.errors import UserError
 from elastune.core.formatting import cut
+from elastune.core.journal import logs
 from elastune.core.journal.records import OPENING, Entry, Record, decode_entry, encode_entry
 from elastune.core.journal.run_records import JOURNAL_FORMAT
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from elastune.core import logs
+from elastune.core.journal import logs
 from elastune.core.journal.records import (
     Checkpointed,
     ConnectionsRefused,

@@ -28,13 +28,12 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
-from elastune.core import logs
 from elastune.core.errors import UserError
+from elastune.core.journal import logs
 from elastune.core.journal.records import Record
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.wire import messages
-from elastune.elastic.wire.contact import ControllerLocator
-from elastune.elastic.wire.handshake import enter_at
+from elastune.elastic.wire.contact import ControllerLocator, enter_at
 from elastune.elastic.wire.messages import (
     Beat,
     Broken,

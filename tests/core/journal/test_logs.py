@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from elastune.core import logs
 from elastune.core.errors import UserError
+from elastune.core.journal import logs
 from elastune.core.journal.records import Checkpointed, MembershipEvent, RunFailed
 
 LOG = logging.getLogger("elastune.tests")
@@ -101,7 +101,7 @@ def test_settings_pass_through_an_environment() -> None:
 
 FULL = """
 import logging, os, sys
-from elastune.core import logs
+from elastune.core.journal import logs
 logs.begin(logs.LogSettings("info"))
 kept = os.dup(2)
 os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
