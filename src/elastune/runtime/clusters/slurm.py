@@ -118,6 +118,7 @@ class Jobs(Starter):
         if self._closed:
             return
         self._closed = True
+        HandOver.ask(None)
         ask("scancel", "--state=PENDING", f"--name={self.name}")
         started = time.monotonic()
         cancelled = False
