@@ -23,7 +23,15 @@ from elastune.core.run import Config, ExecutionSettings, Place, RunSpec
 from elastune.elastic.wire.transport import host_name
 from elastune.elastic.worker.client import CoordinatorClient
 from elastune.elastic.worker.elastic_group import LONG_S, ElasticWorkerGroup
-from elastune.elastic.worker.group import Leave, Rewind, StaticWatch, WorkerGroup, WorkersDiverged
+from elastune.elastic.worker.group import (
+    Leave,
+    RanksLost,
+    Rewind,
+    StaticWatch,
+    WorkerGroup,
+    WorkersDiverged,
+    connection_lost,
+)
 from elastune.elastic.worker.reconcile import Packed
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.comm.network_probe import measure_link
@@ -77,7 +85,7 @@ def work(
     process = os.getpid()
 
     def failed(reason: Reason, error: BaseException) -> int:
-        text = reason in ("user_error", "diverged", "timeout") and text_of(error)
+        text = reason in ("user_error", "diverged", "timeout", "worker_lost") and text_of(error)
         detail = text or cause_of(error, str(spec.program.path.resolve()))
         wanted = wanted_bytes(error) if reason == "out_of_memory" else None
         detail = memory_detail(wanted, " ".join(detail[:LONGEST_DETAIL].split()))
@@ -107,6 +115,8 @@ def work(
         return failed("diverged", error)
     except WorkersDiverged as error:
         return failed(error.stall.reason, error)
+    except RanksLost as error:
+        return failed("worker_lost", error)
     except BaseException as error:
         if (refusal := unordered_kernel(error) or untracked_scaler(error) or too_many_shapes(error)) is not None:
             return failed("user_error", refusal)
@@ -155,10 +165,12 @@ class Worker:
         try:
             self._train(session, workers)
             workers.set_activity("done", session.step)
-        except GroupBroken:
-            difference = watch.stall
-            if difference is None:
+        except Exception as error:
+            if not isinstance(error, GroupBroken) and not connection_lost(error):
+                watch.fail(cause_of(error))
                 raise
+            if (difference := watch.stall) is None:
+                raise watch.explain(error) from error
             raise WorkersDiverged(difference) from None
         finally:
             watch.end()
