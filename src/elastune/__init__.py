@@ -5,12 +5,15 @@ Names are imported when they are first used, so that ``import elastune`` costs n
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from elastune.parallel.comm import (
     process_exit as process_exit,  # early, so that its function of ``atexit`` is a late one
 )
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent, unless the program wants to hear
 
 if TYPE_CHECKING:
     from elastune.adapt.policies.base import Policy as Policy

@@ -13,6 +13,7 @@ import faulthandler
 import gc
 import importlib
 import io
+import logging
 import os
 import runpy
 import signal
@@ -245,6 +246,7 @@ def hide(folder: Path) -> None:
 
 def _begin_anew(outputs: tuple[int, int], keeps: Sequence[int], env: dict[str, str] | None) -> None:
     """Be as like a new process as can be: nothing of the test's is open, waited for, or imported."""
+    logging.getLogger().handlers.clear()  # pytest's: the numbers of their files will be those of others
     gc.freeze()  # no object of the test's may be ended here: it could close a file that has the number of an old one
     atexit._clear()
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -20,6 +21,7 @@ from elastune.cli.output import choose_device, choose_out, use_data
 from elastune.core import notation
 from elastune.core.errors import UserError
 from elastune.core.fields import Notation, Setting, setting, settings_of
+from elastune.core.journal import logs
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import settled
 from elastune.core.run import OPEN, CommandLine, ExecutionSettings, Place, Program
@@ -399,6 +401,36 @@ class CommandOptions:
         if self.command is None or self.space is None:
             return None
         return Program(self.space, command=parse_command(self.command, self.metrics))
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """What this command and its workers log."""
+
+    log_level: str | None = setting(
+        None,
+        "Log what happens to workers and to the run, from this level on: the command and agents to stderr, workers to "
+        "their logs in OUT/logs. [default: $ELASTUNE_LOG_LEVEL, or nothing]",
+        metavar="debug|info|warning|error",
+        panel=options.OUTPUT,
+    )
+    log_format: str | None = setting(
+        None,
+        "Form of these lines. [default: $ELASTUNE_LOG_FORMAT, or text]",
+        metavar="text|json",
+        panel=options.OUTPUT,
+    )
+
+    def begin(self, **facts: str) -> None:
+        """Log from now on in this process and in all that it starts; ``facts``: as of ``core.journal.logs.describe``.
+
+        Raises ``UserError`` for a wrong level or format.
+        """
+        given = logs.from_environment(os.environ)
+        chosen = logs.LogSettings(self.log_level or given.level, self.log_format or given.format)
+        os.environ.update(chosen.variables)
+        logs.begin(chosen)
+        logs.describe(**facts)
 
 
 @dataclass(frozen=True)

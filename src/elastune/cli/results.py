@@ -185,7 +185,7 @@ def _finished(end: RunFinished) -> dict[str, Any]:
 
 def _changed(changes: Changes) -> dict[str, Any]:
     return {
-        "changes": len(changes.regroupings),
+        "changes": changes.number,
         "median_pause_s": changes.median_pause_s,
         "longest_pause_s": changes.longest_pause_s,
         "steps_discarded": changes.discarded,

@@ -267,8 +267,8 @@ class Model:
                 return self._to_all(state._replace(over="dismissed"), ("bye",))
             case GiveUp():
                 return state._replace(over="gave up", workers=tuple(CONNECTION_CLOSED for _ in state.workers))
-            case StopRun() if not any(worker.preempted for worker in self.memberships[state.machine].members):
-                raise Wrong("the run is stopped, and nobody got notice")
+            case StopRun() if not any(worker.due for worker in self.memberships[state.machine].members):
+                raise Wrong("the run is stopped, and nobody's notice is nearly over")
             case Start(workers):
                 return state._replace(workers=(*state.workers, *(Worker() for _ in workers)))
             case End(worker):

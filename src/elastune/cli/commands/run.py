@@ -18,6 +18,7 @@ from elastune.cli.groups import (
     Execution,
     ExecutionOptions,
     FaultOptions,
+    LogOptions,
     NoticeOptions,
     OutputOptions,
     flatten,
@@ -35,6 +36,7 @@ from elastune.cli.output import (
 )
 from elastune.core.cost import Prices
 from elastune.core.errors import UserError
+from elastune.core.formatting import plain
 from elastune.core.mesh import Mesh
 from elastune.core.run import CommandLine, Elastic, ExecutionSettings, Place, Program, RunSpec
 from elastune.runtime.job.output import discard_refused, is_url
@@ -132,6 +134,7 @@ def run(
     output: OutputOptions,
     faults: FaultOptions,
     notices: NoticeOptions,
+    logging: LogOptions,
     command: CommandLine,
     arguments: options.Arguments = None,
     tensorboard: options.TensorBoard = False,
@@ -155,6 +158,7 @@ def run(
     from elastune.runtime.job.preflight import with_proof
     from elastune.runtime.placement import from_environment
 
+    logging.begin()
     place = from_environment(os.environ)
     chosen, cluster = faults.choose(execution_options.mode, place), settings.request(print_error)
     if place is not None and not settings.local:
@@ -399,7 +403,8 @@ def _print_outcome(out: Path, as_json: bool, chaos: Verdict | None = None, price
             print_lines("\n".join(chaos.lines))
         return _explain(failure, out)
     if result.stopped in ("requested", "notice"):
-        why = "stopped on request" if result.stopped == "requested" else "stopped: this machine will be taken away"
+        notice = plain(result.data.get("stop_why") or "this machine will be taken away", 300)
+        why = "stopped on request" if result.stopped == "requested" else f"stopped: {notice}"
         print_error(f"{why}; go on with --resume --out {out}")
         return stopped_code() if result.stopped == "requested" else TRY_AGAIN
     return OK if result.stopped != "unfinished" and (chaos is None or chaos.good) else FAILED

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elastune.cli import options
-from elastune.cli.groups import CommandOptions, FastExecution, OutputOptions, WorkerExecution, flatten
+from elastune.cli.groups import CommandOptions, FastExecution, LogOptions, OutputOptions, WorkerExecution, flatten
 from elastune.cli.output import OK, print_error, print_result, stopped_code
 from elastune.core.errors import UserError
 from elastune.core.run import CommandLine
@@ -20,6 +20,7 @@ def tune(
     execution_options: FastExecution,
     command_options: CommandOptions,
     output: OutputOptions,
+    logging: LogOptions,
     command: CommandLine,
     file: options.FileOrCommand = None,
     arguments: options.Arguments = None,
@@ -46,6 +47,7 @@ def tune(
     from elastune.tuning.study.run import checked as checked_study
     from elastune.tuning.study.run import tune as run_study
 
+    logging.begin()
     cluster, file = settings.request(print_error), command_options.source(file)
     out = output.choose(settings.out, file, "tune", resume=settings.resume)
     low, high = settings.trial_workers or (None, None)
@@ -70,6 +72,7 @@ def frontier(
     execution_options: WorkerExecution,
     command_options: CommandOptions,
     output: OutputOptions,
+    logging: LogOptions,
     command: CommandLine,
     file: options.FileOrCommand = None,
     arguments: options.Arguments = None,
@@ -102,6 +105,7 @@ def frontier(
     from elastune.tuning.frontier.find_frontier import checked
     from elastune.tuning.frontier.find_frontier import frontier as find_frontier
 
+    logging.begin()
     cluster, file = settings.request(print_error), command_options.source(file)
     out = output.choose(settings.out, file, "frontier", resume=settings.resume)
     execution = execution_options.on(None, local=settings.local)

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from elastune.core.clock import SystemClock
 from elastune.core.errors import UserError
 from elastune.core.formatting import cut
+from elastune.core.journal import logs
 from elastune.core.journal.records import OPENING, Entry, Record, decode_entry, encode_entry
 from elastune.core.journal.run_records import JOURNAL_FORMAT
 
@@ -119,6 +120,7 @@ class JournalWriter:
 
     def __init__(self, path: Path, *, exclusive: bool = True, wall: Callable[[], float] | None = None) -> None:
         self.path = Path(path)
+        self._log = logs.run_logger(__name__, str(self.path.parent.absolute()))
         self._wall = wall or SystemClock().wall
         self._lock = -1
         self._file = -1
@@ -161,6 +163,7 @@ class JournalWriter:
             os.ftruncate(self._file, self._size)
             raise _cannot_write(self.path, error) from error
         self._size += len(line)
+        logs.log_record(self._log, record)
         self._owes = self._owes or durable
         self.settle()
         return entry

@@ -290,7 +290,7 @@ class RunFinished:
         evaluated_on: The number of samples behind the metrics, where the program reported it.
         hosts: The number of hosts of its workers at the end.
         sent_bytes: The bytes of all workers' collectives for a step, on average.
-        stop_why: The reason that the program gave to ``session.stop``.
+        stop_why: The reason that the program gave to ``session.stop``, or which worker got notice and from whom.
     """
 
     sha256: str
@@ -448,9 +448,17 @@ class PolicyFailed:
 
 @dataclass(frozen=True, config=_RULES)
 class Restarted:
-    """No worker with the run's state was left: the run went on from the checkpoint of ``step``, or from the start."""
+    """No worker with the run's state was left: the run went on from the checkpoint of ``step``, or from the start.
+
+    Attributes:
+        step: The last step that was not repeated.
+        repeated: How many completed steps were lost, and are done again.
+        pause_s: The time from the loss of the last worker until others held the state; 0.0 where it is not known.
+    """
 
     step: Count
+    repeated: Count = 0
+    pause_s: float = 0.0
     kind: Literal["restarted"] = "restarted"
 
 

@@ -144,6 +144,13 @@ class Noticed:
 
 
 @message
+class NoticeEnding:
+    """Of the worker's notice, only the time for a checkpoint is left. (From the coordinator, never sent.)"""
+
+    kind: Literal["notice_ending"] = "notice_ending"
+
+
+@message
 class ReplaceAsked:
     """Another worker is wanted in place of this member, which goes on until the other one joins."""
 
@@ -230,7 +237,7 @@ class Progressed:
 RunEvent = ResizeAsked | ReshapeAsked | LayersFound | CapacityChanged | WaitedEnough | Progressed
 SentEvent = Ready | Running | Broken | Noticed | ReplaceAsked | Left | Done | ResizeAsked | ReshapeAsked | LayersFound
 """Events that are sent."""
-Event = Connected | Lost | SentEvent | RunEvent
+Event = Connected | Lost | NoticeEnding | SentEvent | RunEvent
 
 
 # --- messages that are no events ---

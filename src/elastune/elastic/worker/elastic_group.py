@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import base64
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -34,6 +36,7 @@ from elastune.parallel.comm.process_groups import Comms, GroupFactory, drop_all,
 # After a loss the members go on at once with direct connections. The hierarchical levels by which sums travel form a
 # little later (``LateLevels``). ``MemberStore`` is their rendezvous, carried by the connection to the coordinator.
 
+LOG = logging.getLogger(__name__)
 BEGIN_AFTER, TAKEN_AFTER = 1, 4  # operations after a loss; without levels sums cost more bytes, and have equal bits
 WAIT_LIMIT_S = 300.0  # for a value that another member publishes
 
@@ -333,9 +336,11 @@ class ElasticWorkerGroup(WorkerGroup):
             try:
                 plan = self._form(view, joins=True)
             except GroupBroken as error:
+                LOG.warning("could not join view %d: %s", view.number, error)
                 self._client.broken(view.number, str(error))
             else:
                 self._client.running(view.number, self.owner.step, joins=True)
+                LOG.info("joined view %d as rank %d of %d, step %d", view.number, self.rank, self.size, self.owner.step)
                 if self._is_confirmed(view):
                     if plan.rewind_to is not None:
                         self._go_back(plan.rewind_to, plan.rewinds)
@@ -445,6 +450,7 @@ class ElasticWorkerGroup(WorkerGroup):
     def recover(self, error: GroupBroken) -> bool:
         """Meet the survivors in the next view. Raises ``Rewind`` if the broken operation cannot be repeated."""
         assert self._current is not None
+        LOG.warning("an operation of view %d failed: %s", self._current.number, error)
         self.comms.abandon()
         self._client.broken(self._current.number, str(error))
         return self._enter(self._await_after(self._current))
@@ -507,10 +513,12 @@ class ElasticWorkerGroup(WorkerGroup):
                 break
             except GroupBroken as error:
                 served = served or self._log.served
+                LOG.warning("view %d could not be formed: %s", view.number, error)
                 self._client.broken(view.number, str(error))
                 view = self._await_after(view)
         served = served or self._log.served
         self._client.running(view.number, plan.step)
+        LOG.info("in view %d as rank %d of %d, first step %d", view.number, self.rank, self.size, plan.step)
         if plan.rewind_to is not None:
             self._go_back(plan.rewind_to, plan.rewinds)
         return served
@@ -546,8 +554,10 @@ class ElasticWorkerGroup(WorkerGroup):
         finally:
             let_go_of(last)  # for a planned view: only now have all members completed the last step before it
         self.set_activity("handing over", self.owner.step)
+        began_s = time.monotonic()
         self._log.exchange(self.group, self.owner, plan)
         plan = self._move_state(view, comms, plan)
+        LOG.debug("state of view %d compared and moved in %.3f s: %s", view.number, time.monotonic() - began_s, plan)
         self._log.lost = False
         completed = self._log.completed if plan.rewind_to is None else 0  # the count of all members from now on
         self._levels = self._forming.late_levels(view, comms.rank, completed)
@@ -595,6 +605,7 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def _go_back(self, to: int, rewinds: int) -> NoReturn:
         """Go back to the snapshot of step ``to``; -1: to the newest checkpoint."""
+        LOG.warning("goes back to %s", f"the snapshot of step {to}" if to >= 0 else "the newest checkpoint")
         self._log.begin()
         self._log.rewinds = rewinds
         self.synchronised = self.restart_from_checkpoint = to < 0

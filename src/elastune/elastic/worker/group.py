@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from functools import partial
 from typing import NoReturn, cast
@@ -47,6 +47,8 @@ Rows = list[list[float]]
 
 _ROWS = b"rows"  # the description of a gather's result, where one is sent
 LOOK_EVERY_S = 0.5
+LOST_KEY, LOST_AFTER_BEATS = "elastune/lost", 3
+CONNECTION_LOST = ("connection closed by peer", "connection reset by peer", "broken pipe")  # gloo's texts
 STUCK_S = 5.0  # a library that holds the main thread for so long will never let it go
 
 
@@ -292,6 +294,10 @@ class WorkersDiverged(Exception):
         self.stall = stall
 
 
+class RanksLost(Exception):
+    """Other workers of a static run are lost, so this one cannot go on."""
+
+
 class StaticWatch:
     """Finds out whether workers that another launcher started will never come together. They have no coordinator.
 
@@ -336,6 +342,38 @@ class StaticWatch:
         Raises ``RuntimeError`` if the store is gone.
         """
         return self._stall or self._compare(self._workers.failed or self._workers.beat())
+
+    def fail(self, why: str) -> None:
+        """Let the others know that this worker has failed by itself, so that they do not count it as lost."""
+        with suppress(RuntimeError):  # the store is gone
+            self._store.set(_failed_key(self._workers.rank), why)
+
+    def explain(self, error: BaseException) -> RanksLost:
+        """Say which workers are lost, after an operation with them has failed with ``error``.
+
+        It waits for a few heartbeats: a worker that is alive sends them. The first worker that knows lets others know.
+        """
+        others = [rank for rank in range(self._workers.size) if rank != self._workers.rank]
+        try:
+            if not self._store.check([LOST_KEY]):
+                before = {rank: self._newest(rank) for rank in others}
+                time.sleep(LOST_AFTER_BEATS * LOOK_EVERY_S)
+                failed = {rank: why for rank in others if (why := self._read(_failed_key(rank)))}
+                silent = [rank for rank in others if rank not in failed and self._newest(rank) == before[rank]]
+                words = [f"rank {rank} has failed: {why}" for rank, why in failed.items()]
+                words += [f"rank {rank} is lost: its process or its host has ended" for rank in silent]
+                if words and not self._store.check([LOST_KEY]):
+                    self._store.set(LOST_KEY, "; ".join(words))
+            text = self._read(LOST_KEY) or "another rank is lost"
+        except RuntimeError:
+            text = "the launcher, or the rank that holds the rendezvous store, is lost"
+        return RanksLost(f"{text} (what failed here: {' '.join(str(error).split())})")
+
+    def _newest(self, rank: int) -> str:
+        return self._read(_key(rank))
+
+    def _read(self, key: str) -> str:
+        return self._store.get(key).decode(errors="replace") if self._store.check([key]) else ""
 
     def _compare(self, beat_here: Beat) -> Stall | None:
         """Write this worker's heartbeat, and compare it with those of the others."""
@@ -382,6 +420,15 @@ class StaticWatch:
 
 def _key(rank: int) -> str:
     return f"elastune/doing/{rank}"
+
+
+def _failed_key(rank: int) -> str:
+    return f"elastune/failed/{rank}"
+
+
+def connection_lost(error: BaseException) -> bool:
+    """Whether ``error`` says that the connection to another worker has ended, as gloo puts it."""
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in CONNECTION_LOST)
 
 
 class Interruption:

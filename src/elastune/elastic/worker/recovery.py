@@ -9,6 +9,7 @@ who is in its mean, so the mean is the same everywhere.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +22,8 @@ from elastune.elastic.coordinator.machine import ProtocolViolation
 from elastune.elastic.wire.view import View
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms
+
+LOG = logging.getLogger(__name__)
 
 # The decision: each member compares how far all are, and all come to the same plan.
 
@@ -355,6 +358,7 @@ def send_packed(group: Group, to: int, packed: Packed) -> None:
         flat = parts[0] if len(parts) == 1 else torch.cat(parts)
         if flat.numel():
             group.send(flat.view(torch.uint8), to)
+    LOG.info("sent a state of %d bytes to rank %d", sum(t.numel() * t.element_size() for t in tensors), to)
 
 
 def receive_packed(group: Group, source: int) -> Packed:
@@ -381,6 +385,7 @@ def receive_packed(group: Group, source: int) -> Packed:
             # A tensor of wider elements needs an aligned start: the pieces of a joint message are copied out.
             tensors[i] = (piece if len(batch) == 1 else piece.clone()).view(dtype).view(shape)
             start += sizes[i][1]
+    LOG.info("received a state of %d bytes from rank %d", sum(size for _, size in sizes), source)
     return bytes(text.numpy()), [tensors[i] for i in range(len(kinds))]
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 
 from elastune.core.errors import UserError
+from elastune.core.journal import logs
 from elastune.core.journal.records import ConnectionsRefused
 from elastune.elastic.coordinator.liveness import ProcessStatus
 from elastune.elastic.wire.contact import (
@@ -180,7 +181,7 @@ class AgentLauncher(Launcher):
         self._host, self.port = host, self._server.port
         self._versions = {name: versions[name] for name in SAME}
         self._silence_s, self._grace_s, self._files_port = silence_s, grace_s, files_port
-        self._notify = notify
+        self._notify = notify = logs.logged(__name__, notify)
         self._token, self.tls = token, tls
         self._agents: dict[int, AgentHost] = {}  # by their numbers, in the order of their arrival
         self._number_of: dict[Connection, int] = {}

@@ -23,6 +23,7 @@ from pydantic.dataclasses import dataclass
 
 from elastune.core.cost import SPOT
 from elastune.core.errors import UserError
+from elastune.core.journal import logs
 from elastune.core.run import RunSpec
 from elastune.elastic.wire.contact import SALT_DIGITS, Contact
 from elastune.runtime.agents.host_report import HostReport, place_marker, remove_stale_markers, write_folder_mode
@@ -247,7 +248,8 @@ class HostsCluster(ElasticCluster):
         launcher.runs = self._contacts
         self._grows = grows
         self._gather_s = gather_s
-        self._notify, self._spot, self._next_spot, self._spent = notify, spot, 0.0, False
+        self._notify = logs.logged(__name__, notify)
+        self._spot, self._next_spot, self._spent = spot, 0.0, False
         self._results, self._undecided, self._marker = out, own_folders is None, None
         if out is not None:
             try:
@@ -395,7 +397,7 @@ class TransferredRuns:
 
     def __init__(self, address: str, token: str, tls: ssl.SSLContext | None, notify: Callable[[str], None]) -> None:
         self.ring: Callable[[], None] = lambda: None
-        self._notify = notify
+        self._notify = notify = logs.logged(__name__, notify)
         self._server = FileTransferServer(address, token, tls=tls, ring=lambda: self.ring(), notify=notify)
         self.port = self._server.port
         self._runs: dict[str, ElasticRun] = {}  # by the salt of the run's token: agents know the salt
