@@ -6,12 +6,15 @@ tree over slot indices, so that a floating-point sum does not depend on which wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+MOST_EXACT_WORKERS = 4_096
+"""The most workers, and the most slots, that ``exact`` mode sums: buffers have room for the padding of so many."""
 
 
 def cut(total: int, parts: int) -> list[range]:
@@ -44,12 +47,16 @@ def middle(node: range) -> int:
     return node.start + (1 << (len(node) - 1).bit_length() - 1)
 
 
-def subtrees(run: Container[int], num_slots: int) -> list[range]:
-    """Return the maximal nodes of the canonical tree that lie inside ``run``, in slot order."""
+def subtrees(run: Collection[int], num_slots: int) -> list[range]:
+    """Return the maximal nodes of the canonical tree that lie inside ``run``, in slot order.
+
+    The time grows with the nodes and the depth of the tree, not with the slots: thousands of workers each ask.
+    """
     ranges: list[range] = []
+    slots = run if isinstance(run, range) else sorted(run)
 
     def visit(node: range) -> None:
-        inside = sum(slot in run for slot in node)
+        inside = bisect_left(slots, node.stop) - bisect_left(slots, node.start)
         if inside == 0:
             return
         if inside == len(node):
