@@ -100,6 +100,8 @@ class Injector:
         self._worker = session.state.workers.worker
         self._faults = [fault for fault in faults if fault.worker == self._worker and fault not in _HAPPENED]
         self._full: list[str] = []
+        if any(fault.kind == "full" for fault in self._faults):  # here, as the place may come in another thread
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     @property
     def view(self) -> int:
@@ -123,7 +125,6 @@ class Injector:
                 continue
             if fault.kind == "full":
                 self._full.append(place)
-                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, resource.RLIM_INFINITY))
                 continue
             os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
