@@ -155,7 +155,7 @@ def said() -> type[Said]:
 
 
 PLACES_OF_CLUSTERS = (
-    *("runtime.job.run", "runtime.job.program_check", "runtime.job.against"),
+    *("runtime.job.run", "runtime.job.program_check"),
     *("tuning.study.run", "tuning.frontier.find_frontier"),
 )
 

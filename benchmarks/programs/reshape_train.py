@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.elastic.worker import elastic_group, view_groups
+from elastune.elastic.worker import elastic_group
+from elastune.elastic.worker import elastic_group as view_groups
 from elastune.parallel.sync import owned
 
 config = {"width": 2304, "epochs": 1, "kill": -1, "of": 4, "log": ""}

@@ -14,7 +14,7 @@ from tests.support.forked import elastune as start
 from tests.support.forked import run_script
 from tests.support.launched import launched
 
-from elastune.cli.flatten import resumed_words
+from elastune.cli.groups import resumed_words
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunStarted
 from elastune.core.run import CommandLine

@@ -32,7 +32,7 @@ from elastune.core.journal.records import (
 )
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.job import interrupts
-from elastune.runtime.job.checked_programs import with_proof
+from elastune.runtime.job.preflight import with_proof
 
 Command = Callable[..., Any]
 

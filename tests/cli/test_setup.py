@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastune.cli import machine as setup
+from elastune.cli import output as setup
 from elastune.core.errors import UserError
 from elastune.runtime.job.output import next_folder, release_unused
 

@@ -22,7 +22,7 @@ from elastune.core.layout import (
     unit_heads,
 )
 from elastune.core.mesh import Mesh
-from elastune.testing.layouts import moves, redundancy
+from elastune.testing.kits.mechanism import moves, redundancy
 
 BLOCKS = 4
 SIZES = (UNIT * 5 + 7, 3, UNIT, 2 * UNIT + 1, 11)

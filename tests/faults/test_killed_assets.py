@@ -14,8 +14,8 @@ from tests.soaked import soaked
 
 import elastune
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import fold
 from elastune.core.journal.records import ArtifactKept, TrialFinished, TrialReported, TrialStarted
-from elastune.core.journal.trials import fold
 from elastune.core.run import ExecutionSettings, Program, StartFrom
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.train.checkpoints.tree import fingerprint

@@ -32,7 +32,8 @@ from tests.support.hosts import enter
 from elastune.cli import main
 from elastune.runtime.clusters import fork_server
 from elastune.runtime.clusters.local import WARM
-from elastune.train import preflight, rehearsal
+from elastune.runtime.job import preflight
+from elastune.train import rehearsal
 
 CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000  # <linux/sched.h>
 LOOK_S = 0.002
@@ -166,10 +167,10 @@ SERVER = "elastune.runtime.clusters.fork_server"
 STARTS: dict[str, Callable[[Sequence[str]], int | None]] = {
     SERVER: _serve,
     "elastune": main,
-    "elastune.train.preflight": lambda words: preflight.main(),
+    "elastune.runtime.job.preflight": lambda words: preflight.main(),
     "elastune.train.rehearsal": lambda words: rehearsal.main(),
 }
-STARTERS = ("runtime.clusters.fork", "runtime.clusters.local", "train.preflight", "train.rehearsal")
+STARTERS = ("runtime.clusters.fork", "runtime.clusters.local", "runtime.job.preflight", "train.rehearsal")
 """The modules that start one of these."""
 IN_PLACE = SimpleNamespace(**{**vars(subprocess), "Popen": popen, "run": run})
 

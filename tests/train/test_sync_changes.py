@@ -13,8 +13,7 @@ from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.adapt.policies.base import Policy
-from elastune.adapt.policies.run import Run
+from elastune.adapt.policies.base import Policy, Run
 from elastune.core.errors import UserError
 from elastune.core.journal.records import SyncChanged
 from elastune.core.run import Adapt, ExecutionSettings

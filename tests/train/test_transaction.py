@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from elastune.core.batch_slices import shares
 from elastune.core.clock import SystemClock
 from elastune.core.errors import UserError
 from elastune.core.journal.records import StepsCompleted
 from elastune.core.run import Position
+from elastune.core.slots import shares
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group, GroupBroken

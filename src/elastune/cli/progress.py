@@ -17,6 +17,7 @@ from rich.text import Text
 
 from elastune.core.formatting import count, duration, plain, printable, settings_text
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import fold
 from elastune.core.journal.records import (
     Adopted,
     ChangesAccepted,
@@ -56,7 +57,6 @@ from elastune.core.journal.records import (
     WarmStarted,
     WorkerGone,
 )
-from elastune.core.journal.trials import fold
 from elastune.core.slots import slot_cost_text
 from elastune.elastic.wire.server import refusal_line
 from elastune.report.lines import (
@@ -208,7 +208,7 @@ class StudyTracker:
         self._table.observe(Entry(time.time(), record))
         match record:
             case StudyStarted():
-                from elastune.tuning.search.early_stopping import halves
+                from elastune.tuning.search.registry import halves
 
                 self._halves = halves(str(record.settings.get("stopping", "none")))
                 return ("resumed", True) if record.resumed else ("", False)

@@ -19,6 +19,7 @@ from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.fields import COMMON, Notation, check_types, documented, setting
 from elastune.core.mesh import MechanismName, Mesh
+from elastune.core.slots import Mode
 from elastune.core.sync_plan import MOST_STEP, SyncPlan, SyncSchedule
 
 # The weights that a training begins with.
@@ -77,7 +78,6 @@ def parse_renames(texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 # The parts of a run: the program, its hyperparameters and seed, and the execution settings.
 
-Mode = Literal["exact", "fast"]
 Precision = Literal["fp32", "bf16"]
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
 Scalar = bool | int | float | str

@@ -11,8 +11,8 @@ from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
 from elastune.core.formatting import count, duration, flat, plain
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import compared_all
 from elastune.core.journal.records import Entry, FrontierFound, PlanMade, RunStarted, StudyStarted
-from elastune.core.journal.trials import compared_all
 from elastune.core.plan.step_time import last_plan
 from elastune.report import sample_ledger
 from elastune.report.adaptation import (

@@ -57,7 +57,8 @@ from typing import Any
 from torch.utils.data import TensorDataset
 
 from elastune.core.mesh import Mesh
-from elastune.elastic.worker import state_transfer, view_groups
+from elastune.elastic.worker import elastic_group as view_groups
+from elastune.elastic.worker import reconcile as state_transfer
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.owned import CommitBarrier, OwnedReducer, RemoteOwnerSums
 from elastune.parallel.comm.streamed import StreamedReducer
@@ -65,7 +66,7 @@ from elastune.parallel.mechanisms.owned import state as owned_state
 from elastune.parallel.mechanisms.owned.mechanism import ShardedReplica
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica
 from elastune.parallel.mechanisms.owned.state import Kept
-from elastune.parallel.mechanisms.pipeline.messages import StageChannel
+from elastune.parallel.mechanisms.pipeline.stage import StageChannel
 from elastune.parallel.sync.owned import OwnedAllReduce
 from elastune.recipes.datasets import digits
 from elastune.train.adaptation import adapter, routing

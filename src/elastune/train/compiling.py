@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from elastune.core.errors import UserError
-from elastune.core.run import Mode
+from elastune.core.slots import Mode
 
 F = TypeVar("F", bound=Callable[..., Any])
 PREFIX = "_orig_mod."

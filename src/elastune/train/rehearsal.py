@@ -667,6 +667,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from elastune.train import rehearsal  # by its own name, by which errors find their page
-
-    sys.exit(rehearsal.main())
+    sys.exit(main())

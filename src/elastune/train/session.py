@@ -31,7 +31,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import Config, RunSpec, StartFrom, derive, refuse_repeated_batches
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.elastic.worker.state_transfer import Packed
+from elastune.elastic.worker.reconcile import Packed
 from elastune.parallel.comm.channel import Channel
 from elastune.parallel.comm.group import CALLS_TAG
 from elastune.parallel.comm.norms import exact_mean, exact_sum
@@ -53,14 +53,13 @@ from elastune.train.data.source import data_request, global_batches
 from elastune.train.evaluations import Evaluations, Number, floats_of, sample_counts
 from elastune.train.losses import loss_kind
 from elastune.train.machine import run_context
-from elastune.train.models import Prepared, Unfreezing, WeightSources, unfreezing
+from elastune.train.models import Prepared, Tracked, Unfreezing, WeightSources, is_scaled, unfreezing
 from elastune.train.predictions import check_name, meet_and_keep, own_part
 from elastune.train.program.loops import refuse_counted_slots
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, Progress, StepMemory, StepTimes
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
 from elastune.train.step import Phase, StepTransaction, TrainingLoop, reevaluates_loss
-from elastune.train.tracked import Tracked, is_scaled
 from elastune.train.training_state import HeldSettings, TrainingState
 
 T = TypeVar("T")

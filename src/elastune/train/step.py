@@ -22,15 +22,16 @@ from typing import Any, Literal, NoReturn, TypeVar
 import torch
 
 from elastune.adapt.monitors.base import WorkerTimes
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import Diverged, UserError
 from elastune.core.journal.records import Compiled, Proved, Record, Regrouped, SyncChanged
 from elastune.core.run import ExecutionSettings, Position, RunSpec, derive
+from elastune.core.slots import BatchSlice
 from elastune.elastic.stragglers import lines_by_rank
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.reconcile import NO_ROUND, OpenRound
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.sync.base import Sync
+from elastune.train import losses
 from elastune.train.adaptation.adapter import Adapter, StepContribution
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.compiling import COMPILED
@@ -38,8 +39,7 @@ from elastune.train.data.fingerprint import CHANGES, MORE_READS, PRIME, READS, c
 from elastune.train.data.loading import to_device
 from elastune.train.data.sample_log import SampleLog, add_left_out, add_steps, shorten_epoch
 from elastune.train.data.source import StepPlan, StepSource, plan_rounds, plan_steps
-from elastune.train.global_losses import FeatureGradients, Loss, SliceEncoder, gathered, refuse_gathering
-from elastune.train.losses import MEAN, LossKind, as_mean, without_gradient
+from elastune.train.losses import MEAN, Loss, LossKind, as_mean, without_gradient
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, PlannedSteps, Progress, ignore
 from elastune.train.proof.first_step import FirstPasses, FirstStep
 from elastune.train.rng import seed_everything, streams_kept
@@ -127,7 +127,7 @@ class TrainingLoop:
         # Of the step:
         self._control_now: Callable[[], ControlVector] = ControlVector  # this worker's part, as it stands when called
         self._checks_loss = True
-        self._encoders: list[SliceEncoder] = []  # of slices whose pass waits for the others
+        self._encoders: list[losses.SliceEncoder] = []  # of slices whose pass waits for the others
         self._times = WorkerTimes()  # of the step before, as long as the view is the same
         self._stop_votes, self._stop_agreed = 0.0, False  # of workers that were asked to stop; by policies
         self._saved = 0  # the step of the newest checkpoint that was due by its number
@@ -441,10 +441,10 @@ class TrainingLoop:
         if transaction.phase is Phase.LOST:
             return
         part, sync = transaction.due(), self._state.prepared.sync
-        refuse_gathering(sync)
+        losses.refuse_gathering(sync)
         if self._state.first_step is not None and self._state.first_step.in_fork:
             self._state.first_step.leave()
-        encoder = SliceEncoder.of(part, encode, inputs)
+        encoder = losses.SliceEncoder.of(part, encode, inputs)
         if len(part.samples) == part.batch:
             self.backward(loss(*encoder.features()))
             return
@@ -456,13 +456,13 @@ class TrainingLoop:
         encoders, self._encoders = self._encoders, []
         # As the step's one operation: a worker may still be here while another is in the reduction.
         self._workers.set_activity("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
-        features = transaction.exchanged(lambda: gathered(encoders, sync))
+        features = transaction.exchanged(lambda: losses.gathered(encoders, sync))
         if features is None:
             return
         self._workers.set_activity("computing", step)
         with streams_kept():  # a loss may draw, alike on all workers
             seed_everything(derive(self._spec.seed, "global loss", step))
-            gradients = FeatureGradients.of(loss, features, sync.replica.params)
+            gradients = losses.FeatureGradients.of(loss, features, sync.replica.params)
         for encoder in encoders:
             transaction.take_up(encoder.part)
             self.backward(gradients.loss_of(encoder))

@@ -23,13 +23,14 @@ from elastune.elastic.wire.transport import host_name
 from elastune.elastic.worker.client import CoordinatorClient
 from elastune.elastic.worker.elastic_group import LONG_S, ElasticWorkerGroup
 from elastune.elastic.worker.group import Leave, Rewind, StaticWatch, WorkerGroup, WorkersDiverged
-from elastune.elastic.worker.state_transfer import Packed
+from elastune.elastic.worker.reconcile import Packed
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.comm.network_probe import measure_link
 from elastune.parallel.comm.process_exit import end_without_main_thread
 from elastune.parallel.comm.process_groups import GroupFactory, factory_for, rendezvous_store, static_groups
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.compiling import leave_passes, too_many_shapes
+from elastune.train.models import untracked_scaler
 from elastune.train.program.errors import ProgramLine, cause_of, text_of, trace_of
 from elastune.train.program.load import LoadedProgram, load, merge
 from elastune.train.program.source import check_unedited
@@ -38,7 +39,6 @@ from elastune.train.proof.first_step import FirstStep
 from elastune.train.proof.recorder import recorder_of
 from elastune.train.session import Session
 from elastune.train.step import StopTraining, WarmedUp
-from elastune.train.tracked import untracked_scaler
 from elastune.train.training_state import END
 
 EXIT_FAILED = 1

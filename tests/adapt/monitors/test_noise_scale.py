@@ -14,8 +14,7 @@ from torch.func import functional_call, grad, vmap
 
 from elastune.adapt.monitors.base import GradientNorms, Monitor, Reading, State
 from elastune.adapt.monitors.curvature import Curvature
-from elastune.adapt.monitors.noise_scale import NoiseScale
-from elastune.adapt.monitors.noise_scale_adam import PreconditionedNoiseScale
+from elastune.adapt.monitors.noise_scale import NoiseScale, PreconditionedNoiseScale
 from elastune.core.decisions import Signal
 
 STEPS = 200

@@ -20,7 +20,7 @@ from elastune.elastic.coordinator import machine as instructions
 from elastune.elastic.coordinator.controller_interface import RecordSent
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.wire import server as hub
-from elastune.elastic.wire.handshake import BUSY, TokenRefused, new_nonce, respond
+from elastune.elastic.wire.contact import BUSY, TokenRefused, new_nonce, respond
 from elastune.elastic.wire.messages import (
     PURPOSE,
     Answer,

@@ -10,9 +10,9 @@ import time
 import torch
 import torch.distributed as dist
 
-from elastune.parallel.comm import gloo
-from elastune.parallel.comm import socket_filter as door
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm import backends as gloo
+from elastune.parallel.comm import sockets as door
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.group import Group, GroupBroken, drop
 from elastune.parallel.comm.network_probe import measure_link
 from elastune.parallel.comm.sockets import SocketRef, borrowed, connections

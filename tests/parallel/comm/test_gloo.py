@@ -16,8 +16,8 @@ import torch.distributed as dist
 from tests.soaked import soaked
 from tests.support.strangers import Strangers, garbage
 
-from elastune.parallel.comm import socket_filter as door
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm import sockets as door
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.sockets import SocketRef, connections, listeners, sever
 
@@ -267,7 +267,7 @@ def test_a_number_that_another_socket_has_by_now_is_left_alone() -> None:
 
 
 def test_waiting_in_the_store_keeps_its_own_time() -> None:
-    from elastune.parallel.comm.forming import _Patient
+    from elastune.parallel.comm.backends import _Patient
 
     store = _Patient(dist.HashStore(), threading.Event())
     with pytest.raises(RuntimeError):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from elastune.core.run import Program
-from elastune.runtime.job import checked_programs
-from elastune.runtime.job.checked_programs import checked_folder, is_checked, note_check
+from elastune.runtime.job import preflight as checked_programs
+from elastune.runtime.job.preflight import checked_folder, is_checked, note_check
 
 PROGRAM = """
 import torch

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elastune.cli.flatten import flatten
-from elastune.cli.groups import NoticeOptions
+from elastune.cli.groups import NoticeOptions, flatten
 from elastune.cli.output import FAILED, OK, TRY_AGAIN, print_error
 from elastune.core import notation
 from elastune.core.cost import ON_DEMAND

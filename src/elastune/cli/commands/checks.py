@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elastune.cli import options
-from elastune.cli.flatten import flatten
-from elastune.cli.machine import use_data
-from elastune.cli.output import FAILED, OK, WIDTH, WRONG, print_error, print_json, print_lines
+from elastune.cli.groups import flatten
+from elastune.cli.output import FAILED, OK, WIDTH, WRONG, print_error, print_json, print_lines, use_data
 from elastune.core.errors import UserError
 from elastune.core.notation import duration_text
 from elastune.core.settings import ProgramSettings
@@ -319,7 +318,7 @@ def check(
     then does not advise to check it.
     """
     from elastune.core.run import Program
-    from elastune.runtime.job.checked_programs import note_check
+    from elastune.runtime.job.preflight import note_check
     from elastune.runtime.job.program_check import STEPS, WORKERS, check_program, exact_cost
 
     if steps is not None and not 1 <= steps <= MOST_STEPS:
@@ -362,7 +361,8 @@ def check(
 def _check_against(
     program: Program, script: Path, program_settings: ProgramSettings, *, steps: int | None, json: bool
 ) -> int:
-    from elastune.runtime.job.against import STEPS, check_against
+    from elastune.runtime.job.program_check import SCRIPT_STEPS as STEPS
+    from elastune.runtime.job.program_check import check_against
     from elastune.runtime.job.run import JobFailed
 
     try:

@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elastune.cli import options
-from elastune.cli.flatten import flatten, resumed_words
-from elastune.cli.groups import Execution, ExecutionOptions, FaultOptions, NoticeOptions, OutputOptions
+from elastune.cli.groups import (
+    Execution,
+    ExecutionOptions,
+    FaultOptions,
+    NoticeOptions,
+    OutputOptions,
+    flatten,
+    resumed_words,
+)
 from elastune.cli.output import (
     FAILED,
     OK,
@@ -144,7 +151,7 @@ def run(
     Exit code 1: the run failed. Exit code 75: SIGTERM has ended it, or the machine is about to be taken away, as
     SIGUSR1 or another notice said; the run has written a checkpoint, and the same command with --resume goes on.
     """
-    from elastune.runtime.job.checked_programs import with_proof
+    from elastune.runtime.job.preflight import with_proof
     from elastune.runtime.placement import from_environment
 
     place = from_environment(os.environ)
@@ -205,9 +212,9 @@ def _spec(
 
 def _checked(spec: RunSpec) -> tuple[bool, RunTracker]:
     """Make all checks before a worker starts. Returns whether workers may be adopted, and the progress tracker."""
+    from elastune.runtime.job.preflight import examined_meanwhile
     from elastune.runtime.job.resumption import accepted_changes, check_resumed, may_adopt
     from elastune.runtime.job.run import check_free
-    from elastune.train.preflight import examined_meanwhile
 
     check_free(spec.out, spec.resume)
     adopts = may_adopt(spec)
@@ -347,7 +354,7 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
 
 def _advice(spec: RunSpec) -> str:
     """Advice on a program that no one checked on several worker counts; "" if there is none."""
-    from elastune.runtime.job.checked_programs import is_checked
+    from elastune.runtime.job.preflight import is_checked
 
     path = spec.program.path
     if spec.execution.mode != "exact" or spec.most_workers == 1 or is_checked(spec.program):

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elastune.cli import options
-from elastune.cli.flatten import flatten
-from elastune.cli.groups import FastExecution, OutputOptions, WorkerExecution
+from elastune.cli.groups import FastExecution, OutputOptions, WorkerExecution, flatten
 from elastune.cli.output import OK, print_error, print_result, stopped_code
 from elastune.core.errors import UserError
 from elastune.core.run import CommandLine

@@ -19,7 +19,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Record
 from elastune.core.run import Adapt, Elastic, ExecutionSettings, Place, Program, RunSpec, StartFrom
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
-from elastune.elastic.wire.message_codec import Count, MessageCodec, Seconds, message
+from elastune.elastic.wire.transport import Count, MessageCodec, Seconds, message
 from elastune.elastic.wire.view import View
 
 PURPOSE = "run"  # of a coordinator, in handshakes

@@ -31,8 +31,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Record
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.wire import messages
-from elastune.elastic.wire.contact import ControllerLocator
-from elastune.elastic.wire.handshake import enter_at
+from elastune.elastic.wire.contact import ControllerLocator, enter_at
 from elastune.elastic.wire.messages import (
     Beat,
     Broken,

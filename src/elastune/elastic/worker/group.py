@@ -30,16 +30,17 @@ from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.stragglers import COLLECTIVES, HeartbeatSample, Stall, find_stall, rank_differences
 from elastune.elastic.wire.messages import Beat, Doing, decode, encode
 from elastune.elastic.wire.view import View
-from elastune.elastic.worker import state_transfer
+from elastune.elastic.worker import reconcile as state_transfer
 from elastune.elastic.worker.reconcile import (
     LearnerAssignment,
     MemberStatus,
     OpenRound,
+    Packed,
     RecoveryPlan,
+    StateOwner,
     goes_on,
     reconcile,
 )
-from elastune.elastic.worker.state_transfer import Packed, StateOwner
 from elastune.parallel.comm.group import CollectiveMismatch, Group, GroupBroken
 from elastune.parallel.comm.process_groups import Comms, replicated
 

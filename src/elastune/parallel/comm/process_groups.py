@@ -28,8 +28,8 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[a
 from elastune.core.errors import UserError
 from elastune.core.mesh import AXES, Axis, Mesh
 from elastune.core.run import Place
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.exact import host_levels, level_ranks
-from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group, drop
 from elastune.parallel.comm.process_exit import keep_for_ever
 from elastune.parallel.comm.sockets import SocketRef, address_of, ends, sever, sockets
@@ -38,7 +38,7 @@ Backend = Literal["gloo", "nccl"]
 
 
 class GroupFactory(Protocol):
-    """Forms groups over one backend: ``parallel.comm.gloo.GlooFactory``, ``parallel.comm.nccl.NcclFactory``."""
+    """Forms groups over one backend: ``parallel.comm.backends.GlooFactory``, ``parallel.comm.backends.NcclFactory``."""
 
     @property
     def backend(self) -> str:
@@ -193,7 +193,7 @@ def factory_for(device: str, *, own_device: bool, interface: str, timeout_s: flo
     """The factory of groups for a run whose workers come and go."""
     if backend_for(device, own_device=own_device) == "gloo":
         return GlooFactory(interface, timeout_s)
-    from elastune.parallel.comm.nccl import NcclFactory  # a torch without CUDA has no NCCL
+    from elastune.parallel.comm.backends import NcclFactory
 
     return NcclFactory(torch.device(device), timeout_s)
 

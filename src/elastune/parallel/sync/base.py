@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
+from elastune.core.slots import BatchSlice
 from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms

@@ -21,9 +21,14 @@ from elastune.parallel.mechanisms.base import Replica
 from elastune.parallel.mechanisms.engine import EngineReplica, SlotEngine
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica
 from elastune.parallel.mechanisms.registry import mechanism_for
-from elastune.parallel.sync.allreduce import CompressedAllReduce, ExactAllReduce, FastAllReduce
+from elastune.parallel.sync.allreduce import (
+    CompressedAllReduce,
+    EngineReduce,
+    ExactAllReduce,
+    FastAllReduce,
+    OrderedEngineReduce,
+)
 from elastune.parallel.sync.base import Sync
-from elastune.parallel.sync.engine import EngineReduce, OrderedEngineReduce
 from elastune.parallel.sync.owned import OwnedAllReduce
 from elastune.parallel.sync.rounds import RoundSync, check_model, check_rounding
 

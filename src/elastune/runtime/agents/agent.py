@@ -21,7 +21,7 @@ from pathlib import Path
 
 from elastune.core.cost import KINDS, ON_DEMAND
 from elastune.core.errors import UserError
-from elastune.elastic.wire.handshake import SALT_DIGITS, ServerBusy, derived, enter_at
+from elastune.elastic.wire.contact import SALT_DIGITS, ServerBusy, derived, enter_at
 from elastune.elastic.wire.transport import READ_BYTES, Lines, ProtocolError, Unreachable
 from elastune.elastic.worker.client import ABANDONED_CODE
 from elastune.runtime.agents import messages

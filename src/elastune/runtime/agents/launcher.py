@@ -16,8 +16,8 @@ from pathlib import Path, PurePath
 from elastune.core.errors import UserError
 from elastune.core.journal.records import ConnectionsRefused
 from elastune.elastic.coordinator.liveness import ProcessStatus
-from elastune.elastic.wire.contact import ANSWER_LIMIT_S, DIAL_LIMIT_S, Contact
-from elastune.elastic.wire.handshake import SALT_DIGITS, TokenRefused, derived, enter_at
+from elastune.elastic.wire.contact import ANSWER_LIMIT_S, SALT_DIGITS, Contact, TokenRefused, derived, enter_at
+from elastune.elastic.wire.contact import ASK_DIAL_LIMIT_S as DIAL_LIMIT_S
 from elastune.elastic.wire.server import Closed, Connection, ConnectionServer, Greeted, Heard, refusal_line
 from elastune.elastic.wire.transport import Lines, ProtocolError, WakeupPipe
 from elastune.runtime.agents import messages

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastune.elastic.wire.handshake import enter
+from elastune.elastic.wire.contact import enter
 from elastune.elastic.wire.transport import READ_BYTES, Lines, ProtocolError, dial
 from elastune.runtime.agents import transfer_messages as messages
 from elastune.train.checkpoints.spool import CheckpointReply, CheckpointRequest, Spool, Ticket

@@ -24,8 +24,7 @@ from pydantic.dataclasses import dataclass
 from elastune.core.cost import SPOT
 from elastune.core.errors import UserError
 from elastune.core.run import RunSpec
-from elastune.elastic.wire.contact import Contact
-from elastune.elastic.wire.handshake import SALT_DIGITS
+from elastune.elastic.wire.contact import SALT_DIGITS, Contact
 from elastune.runtime.agents.host_report import HostReport, place_marker, remove_stale_markers, write_folder_mode
 from elastune.runtime.agents.hosts import AgentHost
 from elastune.runtime.agents.launcher import AgentLauncher

@@ -15,10 +15,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from elastune.adapt.monitors.base import UNKNOWN_TIMES, WorkerTimes
-from elastune.adapt.policies.base import Hook, Policy
+from elastune.adapt.policies.base import Hook, Limits, Policy, bounds_text
 from elastune.adapt.policies.host import PolicyHost, Proposal
 from elastune.adapt.policies.library.registry import build_all, monitors_for
-from elastune.adapt.policies.run import Limits, bounds_text
 from elastune.core.decisions import MOST_VOTERS, Decision, Snapshot
 from elastune.core.errors import UserError
 from elastune.core.journal.records import NotMeasured, Record

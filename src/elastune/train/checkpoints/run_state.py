@@ -16,8 +16,7 @@ from elastune.core.layout import ParamBlock, Segment, Split, Unrecoverable
 from elastune.core.run import Config, RunSpec, derive
 from elastune.elastic.wire.view import View
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.elastic.worker.reconcile import OpenRound
-from elastune.elastic.worker.state_transfer import Packed
+from elastune.elastic.worker.reconcile import OpenRound, Packed
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms.base import Replica, flatten, unflatten

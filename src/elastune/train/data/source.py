@@ -25,9 +25,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from elastune.core.batch_slices import BatchSlice, apart, contributors, places_of_learner, shares, slices_of_round
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings, Position, derive
+from elastune.core.slots import BatchSlice, apart, contributors, places_of_learner, shares, slices_of_round
 from elastune.core.sync_plan import SyncPlan
 from elastune.train.data.fingerprint import PRIME
 from elastune.train.data.loading import (

@@ -25,9 +25,8 @@ from elastune.train.program.space import Sample, Space, corners, probe
 from elastune.tuning.frontier.trainings import VARIANT_SETTINGS, Recipe, StepKind, Training, Variant
 from elastune.tuning.frontier.worker_layouts import WorkerLayouts, chosen_layout, first_of, layout_key, layouts_of
 from elastune.tuning.search.constraint import Constraint, all_texts, parse_constraints, violations
-from elastune.tuning.search.early_stopping import make_schedule
 from elastune.tuning.search.objective import Objective, parse_objectives
-from elastune.tuning.search.samplers import check_sampler
+from elastune.tuning.search.registry import check_sampler, make_schedule
 from elastune.tuning.study.request import FrontierRequest
 from elastune.tuning.study.resume import SpaceSummary, summarize_space
 from elastune.tuning.study.trial_results import EXECUTION_PARAMETERS, SYSTEM_PARAMETERS

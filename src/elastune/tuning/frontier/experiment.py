@@ -8,8 +8,8 @@ from dataclasses import replace
 from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
+from elastune.core.journal.folds import TrialSummary
 from elastune.core.journal.records import TrialFinished, TrialResumed, TrialStarted
-from elastune.core.journal.trials import TrialSummary
 from elastune.core.run import Adapt, Elastic, ExecutionSettings, RunSpec
 from elastune.elastic.wire.contact import left_behind
 from elastune.parallel.mechanisms.registry import mechanism_for

@@ -28,6 +28,7 @@ from elastune.core.errors import UserError
 from elastune.core.fields import keywords_of
 from elastune.core.formatting import count, duration
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import fold
 from elastune.core.journal.records import (
     Entry,
     FrontierFound,
@@ -42,7 +43,6 @@ from elastune.core.journal.records import (
     TrialFinished,
     TrialPaused,
 )
-from elastune.core.journal.trials import fold
 from elastune.core.plan.data_parallel import DataParallelStep
 from elastune.core.run import ExecutionSettings
 from elastune.core.sync_plan import SYNC_NAMES
@@ -51,10 +51,10 @@ from elastune.runtime.clusters.hosts import HostsCluster
 from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.clusters.registry import print_line
-from elastune.runtime.job.checked_programs import is_checked
 from elastune.runtime.job.interrupts import Interrupted, Interrupts
 from elastune.runtime.job.output import check_out
 from elastune.runtime.job.pool import Pool
+from elastune.runtime.job.preflight import is_checked
 from elastune.runtime.job.run import Observe, journal_in
 from elastune.train.machine import cores
 from elastune.tuning.frontier.budget import (
@@ -76,8 +76,8 @@ from elastune.tuning.frontier.experiment import FrontierExperiment
 from elastune.tuning.frontier.short_runs import Calibration, ExecutionSearch, ShortRuns
 from elastune.tuning.frontier.trainings import Recipe, Training, Trainings, name_of
 from elastune.tuning.frontier.worker_layouts import LayoutKey, layout_key
-from elastune.tuning.search.early_stopping import make_schedule
 from elastune.tuning.search.front import nondominated
+from elastune.tuning.search.registry import make_schedule
 from elastune.tuning.search.schedule import FixedTrial, FixedTrials, Schedule
 from elastune.tuning.search.suggester import Suggester
 from elastune.tuning.study.api import Train, program_of, results_folder

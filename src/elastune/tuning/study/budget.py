@@ -15,8 +15,8 @@ import numpy as np
 from elastune.core.clock import Clock
 from elastune.core.cost import Prices
 from elastune.core.errors import UserError, page_of
+from elastune.core.journal.folds import TrialSummary, TrialTable, fold
 from elastune.core.journal.records import Entry, Record, RunFailed, TrialFinished, TrialPaused, TrialStarted
-from elastune.core.journal.trials import TrialSummary, TrialTable, fold
 from elastune.runtime.job.pool import JobEvent, MoneyMeter, Pool
 from elastune.train.checkpoints.checkpoint import UNWRITABLE
 from elastune.train.data.fingerprint import OTHER_DATA

@@ -15,6 +15,7 @@ from elastune.adapt.policies.library.registry import NO_POLICY
 from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
+from elastune.core.journal.folds import TrialSummary, fold
 from elastune.core.journal.records import (
     ChangesAccepted,
     Entry,
@@ -25,7 +26,6 @@ from elastune.core.journal.records import (
     TrialResumed,
     TrialStarted,
 )
-from elastune.core.journal.trials import TrialSummary, fold
 from elastune.core.run import Elastic, RunSpec, StartFrom
 from elastune.core.sync_plan import SYNC_NAMES, SyncChoice, chooses, strategy_settings
 from elastune.elastic.wire.contact import left_behind

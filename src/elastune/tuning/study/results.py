@@ -18,6 +18,7 @@ from typing import Any
 from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import AllocationSpan, TrialTable, compared_all, fold, training_of
 from elastune.core.journal.records import (
     AFTERWARDS,
     ArtifactKept,
@@ -27,8 +28,6 @@ from elastune.core.journal.records import (
     StudyFinished,
     StudyStarted,
 )
-from elastune.core.journal.spending import training_of
-from elastune.core.journal.trials import AllocationSpan, TrialTable, compared_all, fold
 from elastune.runtime.job.output import JOURNAL
 from elastune.tuning.search.constraint import parse_constraints
 from elastune.tuning.search.front import (
@@ -385,14 +384,14 @@ class Study:
 
     def predict(self, data: Sequence[str], **options: Any) -> Any:
         """Call ``elastune.predict`` for this study, with the same options; returns a list of ``Prediction``."""
-        return _reuse("predict").predict(self, data, **options)
+        return _reuse("predictions").predict(self, data, **options)
 
     def soup(self, **options: Any) -> Any:
         """Average the weights of kept trials, as ``elastune soup`` does; returns a ``StudySoup``.
 
         See ``tuning.reuse.soup`` for the options.
         """
-        return _reuse("soup_study").soup_of_study(self, **options)
+        return _reuse("soup").soup_of_study(self, **options)
 
     def frame(self) -> Any:
         """Return the trials as a pandas ``DataFrame``, one row a trial.
@@ -415,7 +414,7 @@ class Study:
 
 
 def _reuse(module: str) -> Any:
-    """Import a module of ``tune.reuse`` by name: ``reuse`` imports this file, so this file must not import it."""
+    """Import a module of ``tuning.reuse`` by name: ``reuse`` imports this file, so this file must not import it."""
     return import_module(f"elastune.tuning.reuse.{module}")
 
 

@@ -27,16 +27,15 @@ from elastune.core.journal.records import (
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.runtime.job.checked_programs import is_checked
 from elastune.runtime.job.interrupts import Interrupts
 from elastune.runtime.job.output import check_out
 from elastune.runtime.job.pool import MoneyMeter, Pool
+from elastune.runtime.job.preflight import is_checked
 from elastune.runtime.job.run import Observe, journal_in
 from elastune.runtime.placement import refuse_launcher
 from elastune.train.program.space import Space, corners, probe
 from elastune.tuning.search.constraint import parse_constraints
-from elastune.tuning.search.early_stopping import make_schedule
-from elastune.tuning.search.samplers import generation_size
+from elastune.tuning.search.registry import generation_size, make_schedule
 from elastune.tuning.search.schedule import Schedule
 from elastune.tuning.search.suggester import Suggester
 from elastune.tuning.study.budget import Bounds, StopRules, resume_meter

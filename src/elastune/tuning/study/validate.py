@@ -17,8 +17,8 @@ from elastune.adapt.policies.library.registry import policies_of
 from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
+from elastune.core.journal.folds import Change
 from elastune.core.journal.records import Entry, StudyStarted, TrialFinished, TrialStarted
-from elastune.core.journal.trials import Change
 from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec, changed_settings
 from elastune.core.sync_plan import SyncChoice, chooses, in_full, strategy_settings
 from elastune.runtime.job.validation import check_adapt, check_execution, check_values, spot_of, why_impossible
@@ -27,11 +27,17 @@ from elastune.train.program.load import LoadedProgram, load_as_guest, setting_of
 from elastune.train.program.overrides import override
 from elastune.train.program.source import program_digest, reported_metrics, source_of
 from elastune.train.program.space import Sample, Space, corners, enumerate_all, probe
-from elastune.tuning.search.constraint import Constraint, all_texts, evaluate, parse_constraints, violations
-from elastune.tuning.search.early_stopping import make_schedule
+from elastune.tuning.search.constraint import (
+    SECONDS_TO_TARGET,
+    Constraint,
+    all_texts,
+    evaluate,
+    parse_constraints,
+    parse_target,
+    violations,
+)
 from elastune.tuning.search.objective import parse_objectives
-from elastune.tuning.search.samplers import check_sampler, generational
-from elastune.tuning.search.time_to_target import SECONDS_TO_TARGET, parse_target
+from elastune.tuning.search.registry import check_sampler, generational, make_schedule
 from elastune.tuning.study.rebalancer import parse_allocation
 from elastune.tuning.study.request import StudyRequest
 from elastune.tuning.study.resume import SpaceSummary, summarize_space

@@ -2,13 +2,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastune.adapt.policies.base import Limits
 from elastune.adapt.policies.host import PolicyState
 from elastune.adapt.policies.library.provisioning import Provisioning, ProvisioningState, Rate, advance, worth
-from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Snapshot
 from elastune.core.errors import UserError
-from elastune.testing.kits.policy import PolicyDriver, PolicyKit
-from elastune.testing.kits.policy_world import PolicyWorld
+from elastune.testing.kits.policy import PolicyDriver, PolicyKit, PolicyWorld
 
 RULES = Provisioning(threshold=0.5, add=1, settle=5, retry=100, wait_s=10)
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.mesh import AXES, Mesh
-from elastune.core.run import ExecutionSettings, Mode
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.core.run import ExecutionSettings
+from elastune.core.slots import BatchSlice, Mode
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms
-from elastune.parallel.mechanisms.model_parallel import ModelParallel
+from elastune.parallel.mechanisms.base import ModelParallel
 from elastune.parallel.mechanisms.tensor.layers import Divided
 from elastune.parallel.mechanisms.tensor.tensor_parallel import TensorParallel, plan_layers
 from elastune.parallel.mechanisms.tensor.trunk import divide_layers

@@ -14,7 +14,7 @@ import pytest
 
 from elastune.cli import main
 from elastune.core.errors import UserError
-from elastune.elastic.wire.handshake import challenge, new_nonce
+from elastune.elastic.wire.contact import challenge, new_nonce
 from elastune.runtime.clusters import ray_actor as actor
 from elastune.runtime.clusters.fleet import check_no_controller, read_controller_address, write_controller_address
 from elastune.runtime.clusters.kind import Access

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, hessian
 
-from elastune.adapt.monitors.hessian import hessian_trace, top_eigenvalue
+from elastune.train.adaptation.monitoring import hessian_trace, top_eigenvalue
 
 
 def small_net(seed: int, scale: float = 1.0) -> tuple[nn.Module, Tensor, Tensor]:
