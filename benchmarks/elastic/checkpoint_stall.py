@@ -126,7 +126,7 @@ def measured(
 
 def measure(megabytes: int, rounds: int) -> dict[str, Any]:
     """The row of one size of the state."""
-    with tempfile.TemporaryDirectory(prefix="stall-", dir=Path.cwd()) as at:
+    with tempfile.TemporaryDirectory(prefix="stall-") as at:
         found = trained(megabytes, rounds, Path(at))
     kept = {name: values[1:] for name, values in found["seconds"].items()}
     row: dict[str, Any] = {"megabytes": round(found["bytes"] / 1e6, 1), "rounds": rounds}
