@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from elastune.cli.progress import Progress, RunTracker, StudyTracker, eta_s
 from elastune.core.journal.records import (
+    Checkpointed,
+    CheckpointFailed,
     Decided,
     Measured,
     MembershipEvent,
@@ -60,6 +62,20 @@ def test_a_run_tells_its_start_and_its_end() -> None:
     assert tracker.observe(RunStarted("p", {}, 0, {}, resumed_step=7)) == ("resumed after step 7", True)
     assert tracker.observe(RunFailed("exception", "no luck", 0)) == ("", False), "the command's last line says it"
     assert tracker.observe(RunFinished("0", 1, 2, 3, 4.0, {"loss": 0.5})) == ("done: loss 0.5", True)
+
+
+def test_a_run_says_which_checkpoint_is_missing_and_warns_once_before_the_disk_is_full() -> None:
+    tracker = RunTracker(1, None)
+    assert tracker.observe(CheckpointFailed(9, "2 GB needed, 1 GB free", 4)) == (
+        "no checkpoint after step 9, older ones stay (the newest is of step 4): 2 GB needed, 1 GB free",
+        True,
+    )
+    assert tracker.observe(CheckpointFailed(9, "full")) == ("no checkpoint after step 9, older ones stay: full", True)
+    assert tracker.observe(Checkpointed(3, "p")) == ("", False)
+    low = Checkpointed(12, "p", [4], "room for 1 more of 2 GB, 3 GB free in c")
+    line = "after the checkpoint of step 12 the disk has room for 1 more of 2 GB, 3 GB free in c"
+    assert tracker.observe(low) == (line, True)
+    assert tracker.observe(low) == ("", False)
 
 
 @pytest.mark.parametrize("stopped", ["requested", "notice", "policy"])

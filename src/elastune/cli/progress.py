@@ -23,6 +23,7 @@ from elastune.core.journal.folds import fold
 from elastune.core.journal.records import (
     Adopted,
     ChangesAccepted,
+    Checkpointed,
     CheckpointFailed,
     ConnectionsRefused,
     Decided,
@@ -112,7 +113,7 @@ class RunTracker:
         self._view = -1  # the newest view, and how many workers have begun in it
         self._last = ""
         self._measured = ""
-        self._over = False
+        self._over = self._room_low = False
         self._parts: dict[str, float] = {}  # done, by what bounds the run
 
     def observe(self, record: Record) -> tuple[str, bool]:
@@ -176,7 +177,12 @@ class RunTracker:
             case StagesDivided():
                 return stages_line(record), True
             case CheckpointFailed():
-                return f"no checkpoint after step {record.step}, older ones stay: {plain(record.why, 300)}", True
+                newest = "" if record.newest is None else f" (the newest is of step {record.newest})"
+                why = plain(record.why, 300)
+                return f"no checkpoint after step {record.step}, older ones stay{newest}: {why}", True
+            case Checkpointed(low=low) if low and not self._room_low:
+                self._room_low = True
+                return f"after the checkpoint of step {record.step} the disk has {plain(low, 300)}", True
             case ConnectionsRefused():
                 return plain(refusal_line(record), 400), True
             case FaultInjected():

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.command import TrainingCommand
 from elastune.core.communication import Compression, Topology
 from elastune.core.divergence import Divergence
@@ -421,6 +422,7 @@ class RunSpec:
         until_epoch: Ends the run after so many epochs, with a checkpoint.
         checkpoint_every_steps: None: a checkpoint at the end of each epoch; k: also after every k steps; 0: none at
             all.
+        keep_checkpoints: Which checkpoints stay when newer ones come.
         resume: Continue from the newest checkpoint in ``out``.
         parent: The folder of another run: begin with its newest checkpoint, with this run's own config.
         from_dcp: A checkpoint of torch.distributed.checkpoint: begin with its weights, and with the optimizer's tensors
@@ -449,6 +451,7 @@ class RunSpec:
     max_steps: int | None = None
     until_epoch: int | None = None
     checkpoint_every_steps: int | None = None
+    keep_checkpoints: KeepCheckpoints = field(default_factory=KeepCheckpoints)
     resume: bool = False
     parent: Path | None = None
     from_dcp: Path | None = None

@@ -6,7 +6,8 @@ tree over slot indices, so that a floating-point sum does not depend on which wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -15,6 +16,8 @@ from typing import Generic, Literal, TypeVar
 from elastune.core.errors import UserError
 
 T = TypeVar("T")
+MOST_EXACT_WORKERS = 4_096
+"""The most workers that ``exact`` mode sums over: buffers have room for the padding of so many."""
 Mode = Literal["exact", "fast"]
 """How a worker runs its slots: one by one, with equal bits, or in one pass, equal to float tolerance."""
 
@@ -49,12 +52,16 @@ def middle(node: range) -> int:
     return node.start + (1 << (len(node) - 1).bit_length() - 1)
 
 
-def subtrees(run: Container[int], num_slots: int) -> list[range]:
-    """Return the maximal nodes of the canonical tree that lie inside ``run``, in slot order."""
+def subtrees(run: Collection[int], num_slots: int) -> list[range]:
+    """Return the maximal nodes of the canonical tree that lie inside ``run``, in slot order.
+
+    The time grows with the nodes and the depth of the tree, not with the slots: thousands of workers each ask.
+    """
     ranges: list[range] = []
+    slots = run if isinstance(run, range) else sorted(run)
 
     def visit(node: range) -> None:
-        inside = sum(slot in run for slot in node)
+        inside = bisect_left(slots, node.stop) - bisect_left(slots, node.start)
         if inside == 0:
             return
         if inside == len(node):

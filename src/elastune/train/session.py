@@ -239,7 +239,7 @@ class Session:
             pauses = until is not None and until <= progress.position.epoch < total
             if spec.checkpoint_every_steps != 0 and not pauses:  # a pause writes one
                 loop.commit()
-                loop.save()
+                loop.save(wait=progress.position.epoch >= total or not loop.begins_epoch())
 
     def batches(
         self,
@@ -424,11 +424,10 @@ class Session:
     def leader(self) -> bool:
         """Whether this worker acts for all: it prints, writes a file, or updates a dashboard.
 
-        At most one worker is the leader at a time, and never a worker that is still catching up with the run.
-        Between two steps without a loss, the leader acts once. If a worker is lost just then, the leader's work since
-        the last step may be done again, perhaps by another worker. If the leader itself is lost before it comes to that
-        line, no worker does it. So write files anew instead of appending to them. ``session.report`` keeps each value
-        once; use ``session.once`` for what must not happen twice.
+        At most one worker is the leader at a time, never one that still catches up with the run. If a worker is lost,
+        the leader's work since the last step may be done again, perhaps by another worker; or by none, where the leader
+        itself is lost before that line. So write files anew instead of appending to them. ``session.report`` keeps each
+        value once; use ``session.once`` for what must not happen twice.
         """
         return self.rank == 0 and self._parts.workers.synchronised
 
@@ -987,12 +986,15 @@ class Session:
         """The newest value of every reported metric, by name."""
         return self._parts.progress.metrics
 
-    def save(self) -> None:
-        """Write a checkpoint now. Every worker must call this, between steps; a reduced step counts as completed."""
+    def save(self, *, wait: bool = True) -> None:
+        """Write a checkpoint now. Every worker must call this, between steps; a reduced step counts as completed.
+
+        Without ``wait`` a thread writes it while training goes on; the next one, and the end of the run, wait for it.
+        """
         self._require_between_steps("save")
         self._meet([], "save")
         self._parts.loop.commit()
-        self._parts.loop.save()
+        self._parts.loop.save(wait=wait)
 
     def save_best(self, metric: str, direction: Literal["min", "max"] = "max") -> bool:
         """Keep a checkpoint of the best model so far, by the newest reported value of ``metric``.
@@ -1024,10 +1026,8 @@ class Session:
             rule, fix = "the best is by a reported metric, min or max", 'session.save_best("accuracy", "max")'
             raise UserError(rule, f"{metric}, {direction}; reported: {', '.join(sorted(self.metrics)) or 'none'}", fix)
         self._meet([], f"save_best({metric})")
-        if not self._parts.workers.synchronised:
-            return False
         progress, loop = self._parts.progress, self._parts.loop
-        if not progress.is_best(metric, direction):
+        if not self._parts.workers.synchronised or not progress.is_best(metric, direction):
             return False
         value, earlier = progress.metrics[metric], progress.best.get(metric)
         loop.commit()

@@ -568,6 +568,7 @@ class TrainingLoop:
         """
         workers, progress = self._workers, self._progress
         self._transaction.arrive()
+        self._state.look()
         done, every = progress.position.step, self._spec.checkpoint_every_steps
         if self._stop_agreed or self._stop_votes > 0:
             self.stop("policy" if self._stop_agreed else "requested")
@@ -586,7 +587,7 @@ class TrainingLoop:
         due = every and done // every > (done - progress.newest_steps) // every  # joiners find the same
         if workers.view == view and due and self._saved != done:
             self._saved = done
-            self.save()
+            self.save(wait=False)
         return True
 
     def _stop_at_limit(self) -> None:
@@ -631,13 +632,14 @@ class TrainingLoop:
         self.save()
         raise StopTraining
 
-    def save(self) -> None:
-        """Write a checkpoint. The sample log is sent before it."""
+    def save(self, *, wait: bool = True) -> None:
+        """Write a checkpoint. The sample log is sent before it. ``wait``: until it is complete."""
         self._log.flush()
-        self._state.save()
+        self._state.save(wait=wait)
 
     def finish(self) -> None:
         """The training function has returned. A run that was paused is not at its end: it goes on later."""
+        self._state.settle()
         if self._progress.stopped in ("complete", "policy", BY_PROGRAM):
             self._planned.over(self._progress.position.step)
 

@@ -158,6 +158,12 @@ class Worker:
         """Train with workers that stay as they are. ``on_stuck``: see ``StaticWatch``."""
         workers.where = self._where
         session = self._session(workers)
+        try:
+            self._stay(session, workers, on_stuck)
+        finally:
+            session.state.abandon()
+
+    def _stay(self, session: Session, workers: WorkerGroup, on_stuck: Callable[[WorkersDiverged], None]) -> None:
         if workers.size == 1:
             self._train(session, workers)
             return
@@ -230,6 +236,7 @@ class Worker:
                 return
             finally:
                 session.flush()
+                session.state.abandon()
 
     def _session(self, workers: WorkerGroup, snapshot: Packed | None = None, warm_up: bool = False) -> Session:
         session = Session(

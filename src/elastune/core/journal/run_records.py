@@ -176,21 +176,30 @@ class Reported:
 
 @dataclass(frozen=True, config=_RULES)
 class Checkpointed:
-    """A checkpoint was written completely."""
+    """A checkpoint was written completely.
+
+    Attributes:
+        dropped: The steps of the checkpoints that were deleted for it (``core.checkpoint_keeping``).
+        low: Why the disk may have no room for further ones; "": it has room.
+    """
 
     step: Count
     path: str
+    dropped: list[Count] = field(default_factory=list)
+    low: Words = ""
     kind: Literal["checkpointed"] = "checkpointed"
 
 
 @dataclass(frozen=True, config=_RULES)
 class CheckpointFailed:
-    """A disk, or the connection to it, had no room for a checkpoint (``why``). The run goes on, and older checkpoints
-    stay.
+    """A checkpoint was not written: a disk, or the connection to it, had no room, or a worker was lost (``why``).
+
+    The run goes on, and older checkpoints stay. ``newest``: the step of the newest of them; None: not known.
     """
 
     step: Count
     why: Words
+    newest: Count | None = None
     kind: Literal["checkpoint_failed"] = "checkpoint_failed"
 
 

@@ -24,6 +24,7 @@ from elastune.core.mesh import MOST_WORKERS, Mesh
 from elastune.core.plan.memory import ELASTIC_COPIES, HeldAlone, held_most, peak_bytes
 from elastune.core.plan.step_model import NORMAL_80, Estimates, StepModel
 from elastune.core.plan.step_time import Floats, StepSplits, StepWork, parts
+from elastune.core.slots import MOST_EXACT_WORKERS
 
 # How long a search takes: its trainings in rounds, each with as many steps as its batch needs.
 #
@@ -247,7 +248,7 @@ class Divisions:
 
 def divisions(nodes: Nodes, allowed: Allowed) -> Divisions:
     """Return all plans that ``allowed`` permits: sizes that divide the number of workers, and as many
-    trainings as fit.
+    trainings as fit. No training has more than ``MOST_EXACT_WORKERS`` workers.
 
     For numbers with many divisors that would be more than ``MOST_PLANS``. Then some sizes are left out, so that the
     others have about equal ratios.
@@ -289,6 +290,9 @@ def check_mesh(mesh: Mesh, nodes: Nodes, allowed: Allowed) -> None:
     if nodes.workers % mesh.workers:
         value = f"{mesh}: {mesh.workers} of {nodes.workers} workers"
         raise UserError("a mesh must divide the workers of the cluster", value, "use axes whose product divides them")
+    if mesh.workers > MOST_EXACT_WORKERS:
+        rule = f"one training is planned on at most {MOST_EXACT_WORKERS:,} workers"
+        raise UserError(rule, f"{mesh}: {mesh.workers:,} workers", "use a smaller --mesh")
     batches = [batch for batch in allowed.batches if batch % mesh.batch == 0]
     for axis, size, of in (
         ("data x shard", mesh.batch, 0 if batches else max(allowed.batches)),
@@ -303,7 +307,7 @@ def check_mesh(mesh: Mesh, nodes: Nodes, allowed: Allowed) -> None:
 
 def _meshes(total: int, sizes: Sequence[int], allowed: Allowed) -> list[tuple[int, int, int, int]]:
     """Every mesh of ``total`` workers with axes of ``sizes``, as data, shard, tensor and pipeline."""
-    most = max(allowed.batches)  # no more parts than samples
+    total, most = min(total, MOST_EXACT_WORKERS), max(allowed.batches)  # no more parts than samples
     if allowed.mesh is not None:
         return [(allowed.mesh.data, allowed.mesh.shard, allowed.mesh.tensor, allowed.mesh.pipeline)]
     return [
@@ -617,6 +621,8 @@ def _never(axis: str, plan: ClusterPlan, allowed: Allowed) -> str | None:
     mesh = plan.mesh
     if axis == "width" and 2 * plan.width > allowed.width:
         return f"the search has {count(allowed.width, 'training')} in all"
+    if axis != "width" and 2 * mesh.workers > MOST_EXACT_WORKERS:
+        return f"one training has at most {MOST_EXACT_WORKERS:,} workers"
     if axis in ("data", "shard") and 2 * mesh.batch > plan.batch:
         return f"a batch of {plan.batch} cannot be cut into more than {mesh.batch} equal parts again"
     if axis == "shard" and not allowed.shard:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator
 
+from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record
@@ -60,6 +61,7 @@ def spec_to_json(spec: WorkerSpec | None) -> dict[str, Any] | None:
     plain = dataclasses.asdict(spec)
     plain["spec"]["execution"] = spec.spec.execution.to_json()
     plain["spec"]["sync_schedule"] = str(spec.spec.sync_schedule)
+    plain["spec"]["keep_checkpoints"] = str(spec.spec.keep_checkpoints)
     return plain
 
 
@@ -82,6 +84,7 @@ def spec_from_json(fields: Any) -> WorkerSpec | None:
         values["start_from"] = None if run["start_from"] is None else StartFrom.from_json(run["start_from"])
         values["sync"] = SyncPlan(**run["sync"])
         values["sync_schedule"] = SyncSchedule.parse(run["sync_schedule"])
+        values["keep_checkpoints"] = KeepCheckpoints.parse(run["keep_checkpoints"])
         values["elastic"] = Elastic(**run["elastic"])
         values["adapt"] = Adapt(**{name: tuple(texts) for name, texts in run["adapt"].items()})
         values["divergence"] = Divergence(run["divergence"]["factor"], tuple(run["divergence"]["metrics"]))

@@ -406,7 +406,8 @@ class TransferredRuns:
         """Accept the files of ``run``. ``goes_on``: the run has outlived an earlier controller."""
         salt = run.coordinator.token[:SALT_DIGITS]
         self._runs[salt] = run
-        self._server.open_run(salt, run.spec.out, run.spec.parent, goes_on=goes_on)
+        spec = run.spec
+        self._server.open_run(salt, spec.out, spec.parent, spec.keep_checkpoints, goes_on=goes_on)
 
     def forget(self, out: Path) -> None:
         """Accept no more files of the earlier run in ``out``: another run begins in that folder."""

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from elastune.adapt.policies.library.registry import NO_POLICY, build, policies_of
+from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.plan.batch_size import LR_RULES, scaled_lr
@@ -324,6 +325,7 @@ def check(request: FrontierRequest, timeable: int | None = None) -> CheckedFront
     (quality,) = parse_objectives({name: dict(objectives)[name]})
     request = replace(request, constraints=all_texts(program.constraints, request.constraints))
     check_target(request.target, quality)
+    KeepCheckpoints.parse(request.keep_checkpoints).directed({quality.name: quality.direction})
     worker_layouts, constraints = WorkerLayouts(layouts, request.execution), parse_constraints(request.constraints)
     plan = CheckedFrontier(
         request, config, quality, program.space, constraints, worker_layouts, program, timeable=timeable

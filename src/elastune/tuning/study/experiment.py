@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elastune.adapt.policies.library.registry import NO_POLICY
+from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.journal.folds import TrialSummary, fold
@@ -273,6 +274,7 @@ class Tuning:
             epochs=request.epochs,
             start_from=request.start_from,
             checkpoint_every_steps=None if self._checkpoints else 0,
+            keep_checkpoints=self._keep_checkpoints,
             elastic=elastic,
             adapt=adapt,
             divergence=self._divergence,
@@ -283,6 +285,12 @@ class Tuning:
     @property
     def _elastic(self) -> Elastic:
         return Elastic(collective_timeout_s=self._plan.request.collective_timeout_s)
+
+    @property
+    def _keep_checkpoints(self) -> KeepCheckpoints:
+        """Which checkpoints of a trial stay. The best is by the direction of the objective."""
+        directions = {o.name: o.direction for o in self.objectives}
+        return KeepCheckpoints.parse(self._plan.request.keep_checkpoints).directed(directions)
 
     @property
     def _divergence(self) -> Divergence:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from elastune.adapt.policies.library.registry import policies_of
+from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.command import TrainingCommand
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
@@ -142,6 +143,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     check_sampler(request.sampler, objectives)
     schedule = make_schedule(request.stopping, objectives, request.seed, space=user_space)
     retention_of(request.keep, request.keep_bytes, population=schedule.parents)
+    KeepCheckpoints.parse(request.keep_checkpoints).directed({each.name: each.direction for each in objectives})
     if generational(request.sampler) and request.stopping != "none":
         rule = "a generation ends when all of its trials have, so none may pause"
         raise UserError(rule, f"{request.sampler} with {request.stopping}", "use genetic with steady=1, or no stopping")
