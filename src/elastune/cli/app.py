@@ -25,6 +25,7 @@ from elastune.cli.commands.reuse import ensemble, predict, soup, transfer
 from elastune.cli.commands.run import resume_by, run
 from elastune.cli.commands.search import frontier, tune
 from elastune.cli.commands.simulate import simulate
+from elastune.cli.commands.trials import budget, trials
 from elastune.cli.help import HelpCommand
 from elastune.cli.machine import finish_copies
 from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, print_error, results_alone, stopped_code
@@ -140,6 +141,8 @@ for command in (
     ls,
     stop,
     logs,
+    trials,
+    budget,
     resize,
     reshape,
     tune,
