@@ -85,7 +85,7 @@ def test_a_study_that_does_not_run_keeps_the_request(elastune: Command, tmp_path
         (("trials", ".", "stop", "0"), "a study or a frontier has trials"),
         (("trials", "run", "stop", "0"), "a study or a frontier has trials"),
         (("trials", "study", "kill", "0"), "'stop', 'pause', 'go-on'"),
-        (("trials", "study", "stop", "--", "-1"), "-1"),
+        (("trials", "study", "stop", "--", "-1"), "greater than or equal to 0"),
         (("trials", "study", "stop", str(10**30)), "trial"),
         (("budget", "study"), "needs --trials, --budget or --worker-hours"),
         (("budget", "study", "--worker-hours", "nan"), "worker_hours"),

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from elastune.cli.commands.agent import agent, deploy
 from elastune.cli.commands.checks import check, doctor
 from elastune.cli.commands.class_trees import classes, join, tree
+from elastune.cli.commands.dashboard import dashboard
 from elastune.cli.commands.folders import logs, ls, stop
 from elastune.cli.commands.init import init
 from elastune.cli.commands.plan import plan
@@ -141,6 +142,7 @@ for command in (
     ls,
     stop,
     logs,
+    dashboard,
     trials,
     budget,
     resize,

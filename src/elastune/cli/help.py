@@ -29,6 +29,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "ls": ("elastune ls", "elastune ls runs --json"),
     "stop": ("elastune stop elastune-out/train-run-1", "elastune stop out --wait 5m"),
     "logs": ("elastune logs out --lines 100", "elastune logs out -f"),
+    "dashboard": ("elastune dashboard", "elastune dashboard out --port 8080 --read-only"),
     "trials": ("elastune trials out stop 3", "elastune trials out go-on 7"),
     "budget": ("elastune budget out --trials 100", "elastune budget out --budget 2h --worker-hours 6"),
     "resize": ("elastune resize out 4", "elastune resize out 4 --cluster hosts:login1:7070 --token-file token"),

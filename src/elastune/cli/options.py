@@ -30,6 +30,14 @@ Json = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Dashboard = Annotated[
+    bool,
+    typer.Option(
+        "--dashboard",
+        help="Show the work in a browser while it goes on: the command prints the address (see elastune dashboard).",
+        rich_help_panel=OUTPUT,
+    ),
+]
 DryRun = Annotated[
     bool,
     typer.Option(
