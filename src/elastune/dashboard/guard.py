@@ -40,6 +40,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_ENCODED = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,10 @@ def _no(status: int, why: str) -> Response:
 def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-            kept = [pair for pair in message.get("headers", []) if pair[0] not in {name for name, _ in own}]
-            message = {**message, "headers": [*kept, *own]}
+            given = message.get("headers", [])
+            there = {name for name, _ in given}  # a file of a library says that browsers may keep it
+            own = [(name, value) for name, value in _ENCODED if name not in there]
+            message = {**message, "headers": [*given, *own]}
         await send(message)
 
     return sending

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -90,13 +91,15 @@ class _Pages:
     # -- files --
 
     async def index(self, request: Request) -> Response:
-        return Response(self._own("index.html"), media_type="text/html")
+        page = self._own("index.html").replace(b"VERSION", version("plotly").encode())
+        return Response(page, media_type="text/html")
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in (*MODULES, "page.css", "plotly.js"):
             return Response(status_code=404)
-        return Response(self._own(name), media_type=TYPES[Path(name).suffix])
+        kept = {"Cache-Control": "private, max-age=604800, immutable"} if name == "plotly.js" else None
+        return Response(self._own(name), media_type=TYPES[Path(name).suffix], headers=kept)
 
     def _own(self, name: str) -> bytes:
         if name not in self._static:

@@ -46,9 +46,11 @@ class FollowedStudy:
         self._finished: StudyFinished | None = None
         self._found: FrontierFound | None = None
         self._phases: PhasesPlanned | None = None
-        self._asking: int | None = None
+        self._asking: int | None = None  # the trial whose settings the search looks for
         self._acts: dict[str, dict[str, Any]] = {}
         self._changed: dict[int, int] = {}  # trial -> version of its last change
+        self._used_by: dict[int, float] = {}  # worker-seconds, of trials
+        self._used_s = 0.0
         self._growth = _Growth()
 
     def observe(self, entry: Entry) -> None:
@@ -75,14 +77,16 @@ class FollowedStudy:
                 self._note_act(entry.at, record)
             case ActDone(ask=ask, outcome=outcome) if ask in self._acts:
                 self._acts[ask]["outcome"] = outcome
-        trial = getattr(record, "trial", None)
-        if trial in self._table.trials:
+        number = getattr(record, "trial", None)
+        if number in self._table.trials:
+            trial = int(number)
             self._changed[trial] = self.version
             self._asking = None if self._asking == trial else self._asking
             life = self._table.trials[trial]
+            self._used_s += life.worker_seconds - self._used_by.get(trial, 0.0)
+            self._used_by[trial] = life.worker_seconds
             if isinstance(record, TrialFinished) and record.state == "complete" and life.started.phase == "search":
-                used_s = sum(each.worker_seconds for each in self._table.trials.values())
-                self._growth.add(trial, record.values, self._table.seconds, used_s)
+                self._growth.add(trial, record.values, self._table.seconds, self._used_s)
 
     def _note_act(self, at: float, act: ActAsked) -> None:
         what = {name: value for name in (*BUDGETS, "workers") if (value := getattr(act, name)) is not None}
@@ -158,7 +162,7 @@ class FollowedStudy:
         life = self._table.trials.get(trial)
         if life is None:
             return None
-        metrics: dict[str, list[list[float]]] = {}
+        metrics: dict[str, list[list[float | None]]] = {}
         for report, workers in life.reports:
             for name, value in report.metrics.items():
                 metrics.setdefault(name, []).append([report.epoch, _finite(value), report.seconds, workers])
@@ -273,7 +277,7 @@ class _Growth:
         if self._front[0] != len(self._points):
             import numpy as np
 
-            on = nondominated(np.array(self._points)) if self._points else []
+            on = nondominated(np.array(self._points)).tolist() if self._points else []
             self._front = len(self._points), [n for n, is_on in zip(self._trials, on, strict=True) if is_on]
         return self._front[1]
 
@@ -325,7 +329,7 @@ def _answer(found: FrontierFound) -> dict[str, Any]:
             "role": row.role,
             "workers": row.workers,
             "quality": _finite(row.quality),
-            "ci": None if row.ci is None else [_finite(row.ci[0]), _finite(row.ci[1])],
+            "ci": None if row.ci is None else [*map(_finite, row.ci)],
             "seconds": _finite(row.seconds),
             "verdict": str(row.verdict),
         }

@@ -40,7 +40,8 @@ def dashboard(
     The page reads journals alone, so it can start and end at any time. It prints an address with a secret token: who
     has it sees the folders, and acts on them as you. Without --host only this machine reaches it.
     """
-    from elastune.dashboard.serve import DashboardOptions, serve
+    from elastune.dashboard.serve import serve
+    from elastune.dashboard.server import DashboardOptions
 
     roots = tuple(folders or (DEFAULT_ROOT,))
     for root in roots:

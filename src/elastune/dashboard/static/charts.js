@@ -10,7 +10,7 @@ let loading = null;
 function plotly() {
   loading ??= new Promise((resolve, reject) => {
     const script = document.createElement("script");
-    script.src = "/static/plotly.js";
+    script.src = document.querySelector("link[rel=preload]").href;
     script.onload = () => resolve(window.Plotly);
     script.onerror = () => { loading = null; reject(new Error("no Plotly")); };
     requestAnimationFrame(() => setTimeout(() => document.head.append(script), 0));
@@ -29,7 +29,7 @@ export class Chart {
     this.options = { height, x, y, bars, onpick };
     this.make = null;
     this.timer = 0;
-    this.drawnAt = 0;
+    this.drawnAt = -LEAST_MS;
     place.style.minHeight = `${height}px`;
   }
 

@@ -248,7 +248,7 @@ class _Frontier:
         self._plan = plan
         self._keep_record = keep
         control = StudyControl(Inbox(request.out), divided=True)
-        self._interrupts = lambda: interrupts() + control.ends
+        self._interrupts: Callable[[], int] = lambda: interrupts() + control.ends
         self._before = before
         start_s = before[0].at if before else clock.wall()
         self._prices = None if request.prices is None else request.prices.since(start_s)
