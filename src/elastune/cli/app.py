@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from elastune.cli.commands.agent import agent, deploy
 from elastune.cli.commands.checks import check, doctor
 from elastune.cli.commands.class_trees import classes, join, tree
+from elastune.cli.commands.dashboard import dashboard
 from elastune.cli.commands.folders import logs, ls, stop
 from elastune.cli.commands.init import init
 from elastune.cli.commands.plan import plan
@@ -25,6 +26,7 @@ from elastune.cli.commands.reuse import ensemble, predict, soup, transfer
 from elastune.cli.commands.run import resume_by, run
 from elastune.cli.commands.search import frontier, tune
 from elastune.cli.commands.simulate import simulate
+from elastune.cli.commands.trials import budget, trials
 from elastune.cli.options import HelpCommand, ProgramCommand, ResumeCommand, split
 from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, finish_copies, print_error, results_alone, stopped_code
 from elastune.core.errors import UserError
@@ -138,6 +140,9 @@ for command in (
     ls,
     stop,
     logs,
+    dashboard,
+    trials,
+    budget,
     resize,
     reshape,
     tune,

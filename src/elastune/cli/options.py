@@ -46,6 +46,14 @@ Json = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Dashboard = Annotated[
+    bool,
+    typer.Option(
+        "--dashboard",
+        help="Show the work in a browser while it goes on: the command prints the address (see elastune dashboard).",
+        rich_help_panel=OUTPUT,
+    ),
+]
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -84,6 +92,9 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "ls": ("elastune ls", "elastune ls runs --json"),
     "stop": ("elastune stop elastune-out/train-run-1", "elastune stop out --wait 5m"),
     "logs": ("elastune logs out --lines 100", "elastune logs out -f"),
+    "dashboard": ("elastune dashboard", "elastune dashboard out --port 8080 --read-only"),
+    "trials": ("elastune trials out stop 3", "elastune trials out go-on 7"),
+    "budget": ("elastune budget out --trials 100", "elastune budget out --budget 2h --worker-hours 6"),
     "resize": ("elastune resize out 4", "elastune resize out 4 --cluster hosts:login1:7070 --token-file token"),
     "reshape": (
         "elastune reshape out data=1,tensor=2",

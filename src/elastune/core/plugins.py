@@ -136,6 +136,8 @@ EXTRAS: Mapping[str, Extra] = {
     "cmaes": Extra("cmaes", "tune", "the sampler cmaes"),
     "scipy": Extra("scipy", "tune", "searches, plans and frontiers"),
     "plotly": Extra("plotly", "report", "reports"),
+    "starlette": Extra("starlette", "dashboard", "the dashboard"),
+    "uvicorn": Extra("uvicorn", "dashboard", "the dashboard"),
     "matplotlib": Extra("matplotlib", "report", "pictures"),
     "tensorboard": Extra("tensorboard", "report", "TensorBoard's event files"),
     "sklearn": Extra("scikit-learn", "data", "the digits data set"),

@@ -38,9 +38,8 @@ from elastune.tuning.simulate.run import SurrogateModel, simulate
 from elastune.tuning.study.budget import program_error
 from elastune.tuning.study.request import StudyRequest
 from elastune.tuning.study.results import Study
-from elastune.tuning.study.resume import space_differences, summarize_space
+from elastune.tuning.study.resume import common_data, space_differences, summarize_space
 from elastune.tuning.study.run import checked, tune
-from elastune.tuning.study.study_loop import common_data
 from elastune.tuning.study.validate import check_same_study
 
 PROGRAM = """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # --- elastune doctor ---
 
 PACKAGES: Mapping[str, str] = {
-    "optuna-dashboard": "pip install 'elastune[dashboard]'",
+    "optuna-dashboard": "pip install 'elastune[optuna-dashboard]'",
     "onnxruntime": "pip install 'elastune[dev]'",
 }
 """Optional packages, each with the command that installs it."""

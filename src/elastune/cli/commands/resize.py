@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elastune.cli import options
+from elastune.cli.commands.trials import ask
 from elastune.cli.output import OK, WRONG, print_error, print_json, print_lines
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS, Mesh
@@ -34,7 +35,7 @@ TokenFile = Annotated[
 
 
 def resize(
-    out: Annotated[Path, typer.Argument(help="The output folder of a run that is running.")],
+    out: Annotated[Path, typer.Argument(help="The output folder of a run or a study that is running.")],
     workers: Annotated[int, typer.Argument(help="The new number of workers.")],
     cluster: ControllerLocator = None,
     token_file: TokenFile = None,
@@ -42,7 +43,8 @@ def resize(
 ) -> int:
     """Give a running job more or fewer workers.
 
-    The job trains on meanwhile. The number must lie within the bounds of its --workers LOW:HIGH.
+    The job trains on meanwhile. The number must lie within the bounds of its --workers LOW:HIGH. A study shares the
+    new number of workers among its trials; it must fit into the study's cluster.
 
     If OUT is not on this machine, name the job's controller: --cluster hosts:HOST:PORT --token-file FILE, with the
     address and the token that its agents have.
@@ -50,7 +52,10 @@ def resize(
     if not 1 <= workers <= MOST_WORKERS:
         raise UserError(f"workers must be from 1 to {MOST_WORKERS}", workers, "such as elastune resize OUT 4")
     from elastune.elastic.wire.messages import ResizeAsked
+    from elastune.tuning.study.control.requests import is_study
 
+    if cluster is None and is_study(out):
+        return ask(out, "workers", f"{workers} workers", {"workers": workers}, as_json=json)
     return request_change(
         out, "resize", ResizeAsked(workers, "elastune resize"), remote_controller(cluster, token_file), json=json
     )

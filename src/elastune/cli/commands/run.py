@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elastune.cli import options
+from elastune.cli.commands.dashboard import page_beside
 from elastune.cli.groups import (
     Execution,
     ExecutionOptions,
@@ -139,6 +140,7 @@ def run(
     arguments: options.Arguments = None,
     tensorboard: options.TensorBoard = False,
     dry_run: options.DryRun = False,
+    dashboard: options.Dashboard = False,
 ) -> int:
     """Train a program once, on one or more workers.
 
@@ -179,11 +181,12 @@ def run(
             raise UserError("the policy spot chooses among hosts", "workers of a launcher", "use --cluster hosts:PORT")
         if dry_run:
             return OK if place.rank else _dry_run(spec, "launcher", as_json=output.json)
-        return _run_static(spec, place, output.json, tensorboard, prices, command)
+        with page_beside(out, dashboard and place.rank == 0):
+            return _run_static(spec, place, output.json, tensorboard, prices, command)
     adopts, tracker = _checked(spec)
     if dry_run:
         return _dry_run(spec, str(settings.cluster), as_json=output.json)
-    with _room(cluster, spec, settings, adopts, spot) as opened_cluster:
+    with page_beside(out, dashboard), _room(cluster, spec, settings, adopts, spot) as opened_cluster:
         if opened_cluster is not None and settings.changes and execution_options.mesh is None and opened_cluster.free:
             begin = min(spec.elastic.high or spec.execution.workers, opened_cluster.free)
             spec = replace(spec, execution=execution_on(begin))

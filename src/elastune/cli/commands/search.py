@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elastune.cli import options
+from elastune.cli.commands.dashboard import page_beside
 from elastune.cli.groups import CommandOptions, FastExecution, LogOptions, OutputOptions, WorkerExecution, flatten
 from elastune.cli.output import OK, print_error, print_result, stopped_code
 from elastune.core.errors import UserError
@@ -25,6 +26,7 @@ def tune(
     file: options.FileOrCommand = None,
     arguments: options.Arguments = None,
     dry_run: options.DryRun = False,
+    dashboard: options.Dashboard = False,
 ) -> int:
     """Search a program's settings for the best trade-offs.
 
@@ -61,7 +63,7 @@ def tune(
         plan = checked_study(request, cluster=cluster).plan
         return print_dry_run(of_study(plan, str(settings.cluster)), as_json=output.json)
     before = earlier_entries(out, request.resume)
-    with Progress(StudyTracker(request.trials, request.budget_s, before)) as progress:
+    with page_beside(out, dashboard), Progress(StudyTracker(request.trials, request.budget_s, before)) as progress:
         run_study(request, cluster=cluster, observe=progress.observe)
     return print_study(out, output.json)
 
@@ -77,6 +79,7 @@ def frontier(
     file: options.FileOrCommand = None,
     arguments: options.Arguments = None,
     dry_run: options.DryRun = False,
+    dashboard: options.Dashboard = False,
 ) -> int:
     """Find how far training scales before accuracy suffers.
 
@@ -115,7 +118,7 @@ def frontier(
         plan = checked(request, cluster)[0]
         return print_dry_run(of_frontier(plan, str(settings.cluster)), as_json=output.json)
     before = earlier_entries(out, request.resume)
-    with Progress(StudyTracker(None, request.budget_s, before)) as progress:
+    with page_beside(out, dashboard), Progress(StudyTracker(None, request.budget_s, before)) as progress:
         find_frontier(request, cluster=cluster, observe=progress.observe)
     return print_study(out, output.json)
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from elastune.core.journal.act_records import ActAsked, ActDone
 from elastune.core.journal.execution_records import (
     Compiled,
     LayersDivided,
@@ -110,6 +111,8 @@ from elastune.core.journal.study_records import (
 
 __all__ = [
     "LONGEST_DETAIL",
+    "ActAsked",
+    "ActDone",
     "Adopted",
     "ArtifactKept",
     "ArtifactRemoved",
@@ -199,6 +202,8 @@ __all__ = [
 ]
 Record = Annotated[
     RunStarted
+    | ActAsked
+    | ActDone
     | ChangesAccepted
     | Adopted
     | Reported

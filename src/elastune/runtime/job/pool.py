@@ -211,7 +211,7 @@ class Pool:
         clock: Clock | None = None,
         meter: MoneyMeter | None = None,
     ) -> None:
-        self._most = most
+        self._most = self._begun_with = most
         self._meter = meter
         self.files = cluster.files
         self._cluster = cluster
@@ -225,6 +225,18 @@ class Pool:
     def capacity(self) -> int:
         """The number of workers that its jobs may have together. It changes if the cluster varies."""
         return self._cluster.capacity if self._most is None else min(self._most, self._cluster.capacity)
+
+    @property
+    def room(self) -> int:
+        """The number of workers that the cluster has, whatever the limit of the jobs is."""
+        return self._cluster.capacity
+
+    def limit(self, most: int | None) -> None:
+        """Let the jobs have ``most`` workers together from now on; None: as many as at the beginning.
+
+        Jobs keep the workers that they have beyond it.
+        """
+        self._most = self._begun_with if most is None else most
 
     @property
     def varies(self) -> bool:

@@ -83,6 +83,8 @@ from elastune.tuning.search.schedule import FixedTrial, FixedTrials, Schedule
 from elastune.tuning.search.suggester import Suggester
 from elastune.tuning.study.api import Train, program_of, results_folder
 from elastune.tuning.study.budget import Bounds
+from elastune.tuning.study.control.acts import StudyControl
+from elastune.tuning.study.control.requests import Inbox
 from elastune.tuning.study.experiment import TrialProofs, trials_left
 from elastune.tuning.study.proposals import Proposals
 from elastune.tuning.study.rebalancer import sharing
@@ -250,7 +252,8 @@ class _Frontier:
         request = self._request = plan.request
         self._plan = plan
         self._keep_record = keep
-        self._interrupts = interrupts
+        control = StudyControl(Inbox(request.out), divided=True)
+        self._interrupts: Callable[[], int] = lambda: interrupts() + control.ends
         self._before = before
         start_s = before[0].at if before else clock.wall()
         self._prices = None if request.prices is None else request.prices.since(start_s)
@@ -267,6 +270,7 @@ class _Frontier:
             Keeper(KeepNothing(), cluster.files, request.out),
             share=sharing(request.trial_workers, plan.execution(plan.parts[-1])),
             proofs=TrialProofs(unchecked=request.unchecked),
+            control=control,
         )
         self._trainings = Trainings(self.loop.table)
         self._choice = Choice(plan, self._trainings)

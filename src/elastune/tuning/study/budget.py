@@ -173,6 +173,11 @@ class Budget:
         self._spent_before_s = self._table.seconds
 
     @property
+    def tried(self) -> int:
+        """The trials that count against the budget."""
+        return sum(life.started.phase != "member" for life in self._table.trials.values())
+
+    @property
     def elapsed_s(self) -> float:
         """Seconds that controllers have worked on the study."""
         return self._spent_before_s + self._clock.now() - self._started
@@ -184,11 +189,15 @@ class Budget:
 
     @property
     def left_worker_s(self) -> float:
-        hours, now_s = self.bounds.worker_hours, self._clock.now()
-        if hours is None:
-            return float("inf")
+        hours = self.bounds.worker_hours
+        return float("inf") if hours is None else hours * 3600 - self.used_worker_s
+
+    @property
+    def used_worker_s(self) -> float:
+        """Worker-seconds of all trials."""
+        now_s = self._clock.now()
         running = sum(job.worker_seconds(now_s) for job in self._pool.jobs.values())
-        return hours * 3600 - sum(life.worker_seconds for life in self._table.trials.values()) - running
+        return sum(life.worker_seconds for life in self._table.trials.values()) + running
 
     @property
     def soonest_s(self) -> float:
@@ -210,8 +219,7 @@ class Budget:
         """Return the reason why no new trial may begin; "": one may."""
         if self._rules.stale:
             return self._rules.stale
-        tried = sum(life.started.phase != "member" for life in self._table.trials.values())
-        if self.bounds.trials is not None and tried >= self.bounds.trials:
+        if self.bounds.trials is not None and self.tried >= self.bounds.trials:
             return f"{self.bounds.trials} trials"
         budget_s, hours = self.bounds.budget_s, self.bounds.worker_hours
         if budget_s is not None:

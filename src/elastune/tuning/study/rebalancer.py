@@ -153,6 +153,12 @@ class Broker:
         self._last_event = ""
         self.room = 0  # workers that the last ``grants`` left over for further new trials
 
+    def limit(self, left_s: float, left_worker_s: float, now_s: float) -> None:
+        """Set the seconds and the worker-seconds that are left from now on."""
+        self._spend(now_s)
+        deadline_s, budget_s = left_s + now_s - self._began_s, left_worker_s + self._spent_s
+        self._rules = replace(self._rules, deadline_s=deadline_s, budget_s=budget_s)
+
     @property
     def free(self) -> int:
         """Workers that no trial has or will get; below 0 after a loss, until trials have shrunk."""
@@ -544,6 +550,11 @@ class Rebalancer:
     def gone(self, trial: int, paused: bool) -> None:
         """Record that a trial returned its workers."""
         (self._broker.paused if paused else self._broker.ended)(trial, self._clock.now())
+        self.changed = True
+
+    def limit(self, left_s: float, left_worker_s: float) -> None:
+        """Set the seconds and the worker-seconds that the study has left."""
+        self._broker.limit(left_s, left_worker_s / self._replica, self._clock.now())
         self.changed = True
 
     @property

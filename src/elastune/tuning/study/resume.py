@@ -1,7 +1,7 @@
 """Resume a study: compare the request, the program and the space with the journal, before anything is written.
 
 A different setting is an error. A changed program or space is refused too, or accepted by ``--accept-changes``
-and then recorded.
+and then recorded. The file also says which trials of an earlier controller go on with their workers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,30 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from elastune.core.command import TrainingCommand
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
-from elastune.core.journal.records import Entry, StudyStarted, TrialFinished, TrialPaused, TrialReported
-from elastune.core.run import Program
+from elastune.core.journal.folds import TrialSummary, TrialTable
+from elastune.core.journal.records import (
+    AFTERWARDS,
+    Adopted,
+    ChangesAccepted,
+    DataContext,
+    Entry,
+    ProposalAsked,
+    Record,
+    Regrouped,
+    StudyStarted,
+    TrialAdopted,
+    TrialFinished,
+    TrialPaused,
+    TrialRegrouped,
+    TrialReported,
+    TrialResumed,
+    TrialStarted,
+)
+from elastune.core.run import Program, RunSpec
 from elastune.core.sync_plan import SyncChoice
+from elastune.runtime.clusters.base import SurvivingRun
 from elastune.runtime.job.output import check_out
+from elastune.runtime.job.pool import SurvivingJob
 from elastune.runtime.job.resumption import refuse_unless
 from elastune.train.program.source import differences
 from elastune.train.program.space import Sample, Space, corners, from_json, probe, to_json
@@ -224,3 +245,109 @@ def _range(distribution: BaseDistribution) -> str:
             steps = f" in steps of {step:g}" if step not in (None, 1) else ""
             return f"{low:g} to {high:g}{' (log)' if log else ''}{steps}"
     return str(distribution)
+
+
+# --- trials of an earlier controller ---
+
+
+def surviving_jobs(
+    table: TrialTable,
+    entries: Sequence[Entry],
+    left: Callable[[TrialSummary], RunSpec | None],
+    now: float,
+    to_pause: Collection[int],
+) -> dict[int, SurvivingJob]:
+    """Return the running trials of an earlier controller whose workers may have survived it.
+
+    The time without a controller counts as time of these trials, since their workers were busy.
+
+    Args:
+        table: All trials at the end of ``entries``.
+        entries: The journal of the earlier controller.
+        left: The run of a trial whose workers may have survived; None: they cannot have.
+        now: The present time, in seconds since 1970.
+        to_pause: Trials that must pause by their last reports.
+
+    Returns:
+        The jobs by trial, in the order in which the trials began.
+    """
+    jobs = {}
+    for number in _by_beginning(entries, table.of("running")):
+        life = table.trials[number]
+        if (spec := left(life)) is not None:
+            records = _run_records(entries, number)
+            changed = any(isinstance(record, Regrouped | Adopted) for record in records)
+            stop_at = life.last_at if number in to_pause else None
+            run = SurvivingRun(spec, records, life.last_start_at, stop_at)
+            jobs[number] = SurvivingJob(run, _used(life, now)[1] if changed else None)
+    return jobs
+
+
+def _by_beginning(entries: Iterable[Entry], numbers: Collection[int]) -> list[int]:
+    """``numbers`` in the order in which the trials last started or resumed."""
+    started: dict[int, None] = {}
+    for record in (entry.record for entry in entries):
+        if isinstance(record, TrialStarted | TrialResumed) and record.trial in numbers:
+            started.pop(record.trial, None)
+            started[record.trial] = None
+    return list(started)
+
+
+def cut_off(table: TrialTable, entries: Sequence[Entry], adopted: Collection[int]) -> list[TrialPaused]:
+    """Return the missing pause records of trials that ran at the end of ``entries`` and were not ``adopted``."""
+    pauses = []
+    last_at = max((entry.at for entry in entries if not isinstance(entry.record, AFTERWARDS)), default=0.0)
+    for number in table.of("running"):
+        if number not in adopted:
+            life = table.trials[number]
+            seconds, worker_seconds = _used(life, last_at)
+            pauses.append(
+                TrialPaused(number, life.epoch, seconds, worker_seconds, "its controller ended", cut_off=True)
+            )
+    return pauses
+
+
+def _used(life: TrialSummary, at: float) -> tuple[float, float]:
+    """Seconds and worker-seconds that a trial had used at time ``at``, since it last started or resumed."""
+    seconds = max(at - life.last_start_at, 0.0)
+    total = (life.average or life.first_workers) * (life.seconds + seconds)
+    return seconds, max(total - life.worker_seconds, 0.0)
+
+
+def _run_records(entries: Iterable[Entry], trial: int) -> list[Record]:
+    """The records of a trial's run in the study's journal, since the trial last started or resumed."""
+    records: list[Record] = []
+    for record in (entry.record for entry in entries):
+        match record:
+            case TrialStarted(trial=number) | TrialResumed(trial=number) if number == trial:
+                records = []
+            case TrialReported(trial=number, report=report) if number == trial:
+                records.append(report)
+            case TrialRegrouped(trial=number, change=change) if number == trial:
+                records.append(change)
+            case TrialAdopted(trial=number, adopted=adopted) if number == trial:
+                records.append(adopted)
+    return records
+
+
+def next_trial_number(entries: Iterable[Entry]) -> int:
+    """Return the number of the first trial that is not in the journal."""
+    records = (entry.record for entry in entries)
+    return max((each.trial for each in records if isinstance(each, TrialStarted | ProposalAsked)), default=-1) + 1
+
+
+def first_comparable_trial(entries: Iterable[Entry]) -> int:
+    """Return the number of the first trial since the last accepted change; 0 without a change."""
+    records = (entry.record for entry in entries)
+    return max((each.first_trial for each in records if isinstance(each, ChangesAccepted)), default=0)
+
+
+def common_data(table: TrialTable) -> dict[str, Any] | None:
+    """Return the training set that all trials since the last change had, in the form of ``RunSpec.data_seen``.
+
+    None if there are fewer than two such trials, or if their settings decide the data.
+    """
+    runs = (life.finished.run for life in table.trials.values() if life.number >= table.since and life.finished)
+    contexts = [run.context.data for run in runs if run is not None and run.context is not None]
+    data_sets: list[DataContext] = [data for data in contexts if data.samples]
+    return asdict(data_sets[0]) if len(data_sets) > 1 and all(data == data_sets[0] for data in data_sets) else None

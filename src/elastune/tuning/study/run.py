@@ -41,6 +41,8 @@ from elastune.tuning.search.registry import generation_size, make_schedule
 from elastune.tuning.search.schedule import Schedule
 from elastune.tuning.search.suggester import Suggester
 from elastune.tuning.study.budget import Bounds, StopRules, resume_meter
+from elastune.tuning.study.control.acts import StudyControl
+from elastune.tuning.study.control.requests import Inbox
 from elastune.tuning.study.experiment import TrialProofs, Tuning, trials_left
 from elastune.tuning.study.proposals import NoProposals, Proposals
 from elastune.tuning.study.rebalancer import MAX_WAIT_S, MakeRebalancer, parse_allocation, sharing
@@ -280,6 +282,10 @@ def _loop(
         holding=holding,
         rules=rules,
         proofs=TrialProofs(unchecked=request.unchecked or request.program.command is not None),
+        control=StudyControl(
+            None if request.simulated else Inbox(request.out),
+            fewest=request.execution.workers if request.trial_workers is None else request.trial_workers[0],
+        ),
     )
 
 

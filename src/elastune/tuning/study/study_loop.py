@@ -9,8 +9,8 @@ controller: its trials go on with workers that survived, or wait to be resumed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,12 @@ from elastune.core.clock import Clock
 from elastune.core.errors import UserError
 from elastune.core.journal.folds import TrialSummary, TrialTable
 from elastune.core.journal.records import (
-    AFTERWARDS,
+    ActAsked,
+    ActDone,
     Adopted,
     ChangesAccepted,
-    DataContext,
     Entry,
     LinkMeasured,
-    ProposalAsked,
     Proved,
     Record,
     Regrouped,
@@ -45,14 +44,22 @@ from elastune.core.journal.records import (
     WarmStarted,
 )
 from elastune.core.run import CommandLine
-from elastune.runtime.clusters.base import NoRoomError, SurvivingRun
-from elastune.runtime.job.pool import JobEvent, Pool, SurvivingJob
+from elastune.runtime.clusters.base import NoRoomError
+from elastune.runtime.job.pool import JobEvent, Pool
 from elastune.runtime.job.run import machine_context
 from elastune.tuning.search.schedule import FixedTrial, ForkTrial, NewTrial, Resume, Schedule
 from elastune.tuning.study.budget import Bounds, Budget, FailureLimit, StopRules, program_error, raise_if_disk_full
+from elastune.tuning.study.control.acts import Situation, StudyControl, why_refused
 from elastune.tuning.study.experiment import Experiment, PreparedTrial, TrialProofs
 from elastune.tuning.study.proposals import WAIT_S, Proposals
 from elastune.tuning.study.rebalancer import MakeRebalancer, Rebalancer, rungs_passed
+from elastune.tuning.study.resume import (
+    common_data,
+    cut_off,
+    first_comparable_trial,
+    next_trial_number,
+    surviving_jobs,
+)
 from elastune.tuning.study.retention import Keeper
 from elastune.tuning.study.trial_progress import HeldTrials
 from elastune.tuning.study.trials import check_params
@@ -83,6 +90,7 @@ class StudyLoop:
         holding: The trials that are held back; None: no trial is.
         rules: When the study ends by its results.
         proofs: Which trials prove their first step; None: none does.
+        control: What is asked of the study from outside; None: it takes no requests.
     """
 
     def __init__(
@@ -100,6 +108,7 @@ class StudyLoop:
         holding: HeldTrials | None = None,
         rules: StopRules | None = None,
         proofs: TrialProofs | None = None,
+        control: StudyControl | None = None,
     ) -> None:
         self.table = TrialTable()
         self._experiment = experiment
@@ -116,9 +125,12 @@ class StudyLoop:
         self._rules = rules or StopRules()
         self._proofs = proofs or TrialProofs(unchecked=True)
         self._budget = Budget(self.table, pool, clock, self._rules)
+        self._control = control or StudyControl()
         self._ready: PreparedTrial | None = None
         proposals.note = self.write_record
-        self._next = TrialChooser(experiment, self._search_state, proposals, self.table, self._budget, clock, holding)
+        self._next = TrialChooser(
+            experiment, self._search_state, proposals, self.table, self._budget, clock, holding, self._control
+        )
         self._failure_limit = FailureLimit()
         self._was_listening = False
         self._data_seen: dict[str, Any] | None = None  # the data of the trials of earlier controllers
@@ -152,7 +164,8 @@ class StudyLoop:
         for entry in entries:
             self._observe(entry)
             record = entry.record
-            if getattr(record, "trial", self.table.since) < self.table.since:
+            number = getattr(record, "trial", None)
+            if number is not None and number < self.table.since:
                 continue
             if isinstance(record, TrialFinished) and record.trial in self.table.trials:
                 record = self._experiment.for_search(self.table.trials[record.trial])
@@ -165,7 +178,7 @@ class StudyLoop:
         for number in self._keeper.undecided(self.table):
             self._keep_or_remove(number, self._keeper.folder(number))
         to_pause = self._search_state.verdicts
-        survivors = surviving_jobs(self.table, entries, self._experiment, self._clock.wall(), to_pause)
+        survivors = surviving_jobs(self.table, entries, self._experiment.left, self._clock.wall(), to_pause)
         adopted = self._pool.adopt(survivors)
         for paused in cut_off(self.table, entries, adopted):
             self.write_record(paused)
@@ -208,7 +221,7 @@ class StudyLoop:
         ):  # the earlier controller heard these events before it began another trial
             self._listen(self._pool.pump(0.0))
         self._was_listening = False
-        while not (reason := "interrupted" if interrupts() else self._budget.over()):
+        while not (reason := "interrupted" if interrupts() or self._do_asked() else self._budget.over()):
             self._fill()
             ready = self._ready
             if self._pool.running == 0 and ready is not None and self._pool.takes(ready.spec.execution.workers):
@@ -251,7 +264,7 @@ class StudyLoop:
         self._observe(Entry(self._clock.wall(), record))
 
     def _enter(self, bounds: Bounds, schedule: Schedule | None) -> None:
-        self._budget.bounds = bounds
+        self._budget.bounds = self._control.bounds(bounds)
         self._ready, self._next.exhausted, self._rebalancer = None, False, None
         if schedule is not None:
             self._search_state.switch(schedule)
@@ -266,7 +279,7 @@ class StudyLoop:
         # 0: the rebalancer waits for workers that are leaving
         due_s = self._rebalancer.due_s if self._rebalancer is not None else 0.0
         proposal_s = WAIT_S if self._next.awaits else float("inf")
-        return min(self._budget.soonest_s, proposal_s, due_s or float("inf"))
+        return min(self._budget.soonest_s, proposal_s, due_s or float("inf"), self._control.patience_s)
 
     def _wind_down(self, reason: str, interrupts: Callable[[], int]) -> None:
         """Pause all running trials, so that a resumed study can go on with them."""
@@ -276,6 +289,80 @@ class StudyLoop:
         while self._pool.running and interrupts() == before and self._clock.now() < deadline:
             self._listen(self._pool.pump(deadline - self._clock.now()), reason)
         self._pool.abandon()
+
+    # -- what is asked from outside --
+
+    def _do_asked(self) -> bool:
+        """Journal new requests, and do those that are pending. Returns whether the study is to end."""
+        for act in self._control.take():
+            self.write_record(replace(act, refused=why_refused(act, self._situation())))
+            self._control.acknowledged(act)
+        for act in list(self._control.pending.values()):
+            if act.trial is not None:
+                outcome = self._act_on(self.table.trials[act.trial], act)
+            else:
+                outcome = "it ends, and its running trials pause" if act.act == "end" else "done"
+                self._change_limits()
+            if outcome:
+                self.write_record(ActDone(act.ask, outcome))
+        return self._control.ends
+
+    def _situation(self) -> Situation:
+        return Situation(
+            self.table.trials,
+            self._search_state.schedule.phase,
+            self._control.divided,
+            self._control.fewest,
+            self._pool.room,
+            self._budget.tried,
+            self._budget.elapsed_s,
+            self._budget.used_worker_s,
+        )
+
+    def _change_limits(self) -> None:
+        """Take over the budget and the workers that were asked for."""
+        self._budget.bounds = self._control.bounds(self._budget.bounds)
+        self._pool.limit(self._control.changed.get("workers"))
+        if self._rebalancer is not None:
+            self._rebalancer.limit(max(self._budget.left_s, 0.0), max(self._budget.left_worker_s, 0.0))
+
+    def _act_on(self, life: TrialSummary, act: ActAsked) -> str:
+        """Do ``act`` with a trial, as far as it is possible now. Returns what came of it; "": it is not done yet."""
+        if life.state == "over":
+            return "it had ended before"
+        if act.act == "go_on":
+            return f"it goes on with {life.workers} workers" if life.state == "running" else ""
+        if life.number in self._pool.jobs:
+            self._pool.pause(life.number)
+            return ""
+        if act.act == "pause":
+            return f"paused after {life.epoch} passes"
+        self._stop(life, 0.0, 0.0, life.cost, act)
+        return "stopped"
+
+    def _stop(self, life: TrialSummary, seconds: float, worker_s: float, cost: float | None, act: ActAsked) -> None:
+        """Record the end of a trial that was stopped on request, and has no result."""
+        number = life.number
+        if self._ready is not None and self._ready.number == number:
+            self._ready = None
+            if self._rebalancer is not None:
+                self._rebalancer.withdraw_request()
+        total_s, total_worker_s = life.seconds + seconds, life.worker_seconds + worker_s
+        self.write_record(
+            TrialFinished(
+                number,
+                "infeasible",
+                metrics=life.metrics,
+                seconds=total_s,
+                reason=f"stopped by {act.by}",
+                worker_seconds=total_worker_s,
+                cost=cost,
+            )
+        )
+        self._search_state.verdicts.pop(number, None)
+        self._keep_or_remove(number, self._keeper.folder(number))
+        if life.started.phase == "search":
+            self._proposals.tell(number, self._experiment.for_search(self.table.trials[number]))
 
     # -- starting trials --
 
@@ -414,19 +501,26 @@ class StudyLoop:
     def _paused(self, life: TrialSummary, event: JobEvent, end_reason: str) -> None:
         """Record that a trial has paused with a checkpoint."""
         verdicts = self._search_state.verdicts
+        act = self._control.of(life.number)
+        if act is not None and act.act == "stop":
+            self._stop(life, event.seconds, event.worker_seconds, event.cost, act)
+            return
+        asked = f"paused by {act.by}" if act is not None and act.act == "pause" else ""
         held = life.number in self._search_state.held
         planned = event.paused_by == "until_epoch" or life.number in verdicts
-        reason = verdicts.pop(life.number, "") or end_reason or PAUSE_REASONS.get(event.paused_by or "", "")
+        reason = asked or verdicts.pop(life.number, "") or end_reason or PAUSE_REASONS.get(event.paused_by or "", "")
         reason = reason or f"was to run until epoch {life.until_epoch}"
         if planned:  # sums of a program over an epoch must not begin in its middle
             self._pool.files.back_to_epoch(event.spec.out)
         epoch = max(life.epoch, event.outcome.epoch if isinstance(event.outcome, RunFinished) else 0)
         used = event.seconds, event.worker_seconds
-        self.write_record(TrialPaused(life.number, epoch, *used, reason, held or not planned, event.cost, held))
+        waits = bool(asked) or held or not planned  # the schedule knows of no pause that it did not decide
+        self.write_record(TrialPaused(life.number, epoch, *used, reason, waits, event.cost, held and not asked))
 
     def _observe(self, entry: Entry) -> None:
         """Act on a new or replayed entry of the journal."""
         self.table.observe(entry)
+        self._control.observe(entry.record)
         self._proofs.observe(entry.record)
         number = getattr(entry.record, "trial", None)
         if self._holding is not None and (number is None or number >= self.table.since):
@@ -547,6 +641,7 @@ class TrialChooser:
         budget: The budget of the study.
         clock: The clock of the study.
         holding: The trials that are held back; None: such trials resume like those that were cut off.
+        control: Which trials wait for a request, or go on by one.
     """
 
     def __init__(
@@ -558,6 +653,7 @@ class TrialChooser:
         budget: Budget,
         clock: Clock,
         holding: HeldTrials | None = None,
+        control: StudyControl | None = None,
     ) -> None:
         self.awaits = False
         self.exhausted = False
@@ -568,15 +664,21 @@ class TrialChooser:
         self._budget = budget
         self._clock = clock
         self._holding = holding
+        self._control = control or StudyControl()
         self._held: PreparedTrial | None = None
 
     def choose(self) -> PreparedTrial | None:
         """Return the trial that starts or resumes next; None: there is none now."""
         self.awaits = False
         schedule = self._search_state.schedule
+        for number, by in self._control.wanted.items():
+            life, cut = self._table.trials[number], number in self._table.cut_off
+            if life.started.phase == schedule.phase and life.state == "paused":
+                until_epoch = life.until_epoch if cut else None
+                return self._experiment.again(life, f"asked for by {by}", until_epoch, cut_off=cut)
         for number in self._table.cut_off:
             life = self._table.trials[number]
-            if life.started.phase == schedule.phase and not self._waits(number):
+            if life.started.phase == schedule.phase and number not in self._control.parked and not self._waits(number):
                 reason_to_resume = (
                     "it had been cut off" if self._held_since_s(number) is None else "held back for long enough"
                 )
@@ -609,7 +711,7 @@ class TrialChooser:
     def _held_back(self) -> PreparedTrial | None:
         """The shortest trial that is held back, since no other trial can go on; the same object on every call."""
         for number in self._holding.waiting if self._holding is not None else ():
-            if number in self._table.cut_off:
+            if number in self._table.cut_off and number not in self._control.parked:
                 if self._held is None or self._held.number != number:
                     life = self._table.trials[number]
                     reason = "held back until workers were idle"
@@ -637,105 +739,3 @@ class TrialChooser:
             self._proposals.tell(suggestion.number, prepared)  # the same was trained already
         self.exhausted = True
         return None
-
-
-# --- trials of an earlier controller ---
-
-
-def surviving_jobs(
-    table: TrialTable, entries: Sequence[Entry], experiment: Experiment, now: float, to_pause: Collection[int]
-) -> dict[int, SurvivingJob]:
-    """Return the running trials of an earlier controller whose workers may have survived it.
-
-    The time without a controller counts as time of these trials, since their workers were busy.
-
-    Args:
-        table: All trials at the end of ``entries``.
-        entries: The journal of the earlier controller.
-        experiment: Knows the runs of the trials.
-        now: The present time, in seconds since 1970.
-        to_pause: Trials that must pause by their last reports.
-
-    Returns:
-        The jobs by trial, in the order in which the trials began.
-    """
-    jobs = {}
-    for number in _by_beginning(entries, table.of("running")):
-        life = table.trials[number]
-        if (spec := experiment.left(life)) is not None:
-            records = _run_records(entries, number)
-            changed = any(isinstance(record, Regrouped | Adopted) for record in records)
-            stop_at = life.last_at if number in to_pause else None
-            run = SurvivingRun(spec, records, life.last_start_at, stop_at)
-            jobs[number] = SurvivingJob(run, _used(life, now)[1] if changed else None)
-    return jobs
-
-
-def _by_beginning(entries: Iterable[Entry], numbers: Collection[int]) -> list[int]:
-    """``numbers`` in the order in which the trials last started or resumed."""
-    started: dict[int, None] = {}
-    for record in (entry.record for entry in entries):
-        if isinstance(record, TrialStarted | TrialResumed) and record.trial in numbers:
-            started.pop(record.trial, None)
-            started[record.trial] = None
-    return list(started)
-
-
-def cut_off(table: TrialTable, entries: Sequence[Entry], adopted: Collection[int]) -> list[TrialPaused]:
-    """Return the missing pause records of trials that ran at the end of ``entries`` and were not ``adopted``."""
-    pauses = []
-    last_at = max((entry.at for entry in entries if not isinstance(entry.record, AFTERWARDS)), default=0.0)
-    for number in table.of("running"):
-        if number not in adopted:
-            life = table.trials[number]
-            seconds, worker_seconds = _used(life, last_at)
-            pauses.append(
-                TrialPaused(number, life.epoch, seconds, worker_seconds, "its controller ended", cut_off=True)
-            )
-    return pauses
-
-
-def _used(life: TrialSummary, at: float) -> tuple[float, float]:
-    """Seconds and worker-seconds that a trial had used at time ``at``, since it last started or resumed."""
-    seconds = max(at - life.last_start_at, 0.0)
-    total = (life.average or life.first_workers) * (life.seconds + seconds)
-    return seconds, max(total - life.worker_seconds, 0.0)
-
-
-def _run_records(entries: Iterable[Entry], trial: int) -> list[Record]:
-    """The records of a trial's run in the study's journal, since the trial last started or resumed."""
-    records: list[Record] = []
-    for record in (entry.record for entry in entries):
-        match record:
-            case TrialStarted(trial=number) | TrialResumed(trial=number) if number == trial:
-                records = []
-            case TrialReported(trial=number, report=report) if number == trial:
-                records.append(report)
-            case TrialRegrouped(trial=number, change=change) if number == trial:
-                records.append(change)
-            case TrialAdopted(trial=number, adopted=adopted) if number == trial:
-                records.append(adopted)
-    return records
-
-
-def next_trial_number(entries: Iterable[Entry]) -> int:
-    """Return the number of the first trial that is not in the journal."""
-    records = (entry.record for entry in entries)
-    return max((each.trial for each in records if isinstance(each, TrialStarted | ProposalAsked)), default=-1) + 1
-
-
-def first_comparable_trial(entries: Iterable[Entry]) -> int:
-    """Return the number of the first trial since the last accepted change; 0 without a change."""
-    records = (entry.record for entry in entries)
-    return max((each.first_trial for each in records if isinstance(each, ChangesAccepted)), default=0)
-
-
-def common_data(table: TrialTable) -> dict[str, Any] | None:
-    """Return the training set that all trials since the last change had, in the form of ``RunSpec.data_seen``.
-
-    None if there are fewer than two such trials, or if their settings decide the data.
-    """
-    runs = (life.finished.run for life in table.trials.values() if life.number >= table.since and life.finished)
-    contexts = [run.context.data for run in runs if run is not None and run.context is not None]
-    data_sets: list[DataContext] = [data for data in contexts if data.samples]
-    return asdict(data_sets[0]) if len(data_sets) > 1 and all(data == data_sets[0] for data in data_sets) else None

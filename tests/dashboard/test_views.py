@@ -1,0 +1,149 @@
+"""What the page shows of journals: small, JSON, and the same however the records come."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.dashboard.studies import STUDY, begun, complete, reported
+
+from elastune.core.journal.files import JournalWriter
+from elastune.core.journal.records import (
+    ActAsked,
+    ActDone,
+    Entry,
+    Measured,
+    ProposalAsked,
+    Record,
+    Reported,
+    RunStarted,
+    StudyFinished,
+    TrialFinished,
+    TrialPaused,
+)
+from elastune.dashboard.folders import Folders, FollowedFolder
+from elastune.dashboard.run_view import MOST_POINTS, FollowedRun, ThinnedCurve
+from elastune.dashboard.study_view import FollowedStudy
+
+
+def seen(*records: Record) -> FollowedStudy:
+    view = FollowedStudy()
+    for at, record in enumerate((STUDY, *records)):
+        view.observe(Entry(1000.0 + at, record))
+    return view
+
+
+def test_the_front_and_how_it_grew() -> None:
+    ends = [complete(0, 0.9, 5.0), complete(1, 0.8, 9.0), complete(2, 0.95, 9.0), complete(3, math.nan, 1.0)]
+    view = seen(*(begun(n, lr=0.1) for n in range(4)), *ends)
+    head = view.head(running=True)
+    assert head["front"] == [0, 2]
+    assert head["best"] == "accuracy 0.95 (trial 2)"
+    assert head["counts"] == {"complete": 4}
+    grown = view.growth()
+    assert grown["x"] == [5.0, 7.0, 7.0]
+    assert grown["y"] == sorted(grown["y"])
+    assert grown["worker_s"] == [5.0, 23.0, 23.0]
+    assert json.loads(json.dumps([head, view.rows(0), view.spans()], allow_nan=False))
+    assert [row["n"] for row in view.rows(view.version - 2)] == [2, 3]
+
+
+def test_what_it_waits_for_and_what_was_asked() -> None:
+    stop = ActAsked("stop", "0123456789abcdef", "someone", trial=1)
+    more = ActAsked("budget", "0123456789abcdee", "someone", trials=200)
+    view = seen(
+        begun(0), begun(1), begun(2), TrialPaused(0, 1, 1.0, 1.0, "no room", True), ProposalAsked(3), stop, more
+    )
+    head = view.head(running=True)
+    assert head["waits"] == [
+        "search: trials 1, 2 to report",
+        "the search to propose trial 3",
+        "free workers for trial 0",
+        "stop of trial 1",
+    ]
+    assert head["budget"]["trials"] == {"asked": 200, "used": 3}
+    assert [act["outcome"] for act in head["acts"]] == ["", ""]
+    view.observe(Entry(2000.0, TrialFinished(1, "infeasible", reason="stopped")))
+    view.observe(Entry(2000.0, ActDone(stop.ask, "stopped")))
+    view.observe(Entry(2001.0, StudyFinished("100 trials", 9.0)))
+    head = view.head(running=False)
+    assert head["waits"] == []
+    assert head["state"] == "ended: 100 trials"
+    assert [act["outcome"] for act in head["acts"]] == ["", "stopped"]
+    assert {row["n"]: row["reason"] for row in view.rows(0)}[1] == "stopped"
+
+
+def test_a_trial_has_its_curves() -> None:
+    view = seen(begun(0, lr=0.1), reported(0, 1, accuracy=0.5), reported(0, 2, accuracy=math.inf))
+    found = view.curves(0)
+    assert found is not None
+    assert [point[:2] for point in found["curves"]["accuracy"]] == [[1, 0.5], [2, None]]
+    assert view.curves(7) is None
+
+
+def test_a_long_run_stays_small() -> None:
+    view = FollowedRun()
+    view.observe(Entry(1.0, RunStarted("p.py", {}, 0, {"workers": 2})))
+    for step in range(1, 20_001):
+        view.observe(Entry(1.0 + step, Measured(step, 0, step, 1.0 * step, 2, 32, 0.1, {"loss": (1.0 / step, None)})))
+    view.observe(Entry(30_000.0, Reported(3, 20_000, 9, 1.0, {"accuracy": 0.5}, epochs=4)))
+    head = view.head(running=True)
+    points = head["signals"]["loss"]
+    assert MOST_POINTS / 2 <= len(points) <= 2 * MOST_POINTS
+    assert points[0][0] == 1
+    assert points[-1][0] == 20_000, "the newest is always there"
+    assert [point[0] for point in points] == sorted(point[0] for point in points)
+    assert head["now"]["step"] == 20_000
+    assert len(json.dumps(head, allow_nan=False)) < 300_000
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 100])
+def test_a_thinned_curve_keeps_its_ends(count: int) -> None:
+    curve = ThinnedCurve(most=4)
+    for x in range(count):
+        curve.add(x, math.nan)
+    assert curve.points[0] == [0, None]
+    assert curve.points[-1] == [count - 1, None]
+    assert len(curve.points) <= 8
+    assert [p[0] for p in curve.points] == sorted({p[0] for p in curve.points})
+
+
+def test_a_folder_is_followed_and_a_journal_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+    folder = FollowedFolder("study", tmp_path)
+    assert not folder.advance()
+    path = tmp_path / "journal.jsonl"
+    with JournalWriter(path) as journal:
+        for record in (STUDY, begun(0), begun(1)):
+            journal.write(record)
+        assert folder.advance()
+        version, event = folder.event(0)
+        assert (version, event["running"], len(event["rows"])) == (3, True, 2)
+        assert not folder.advance(), "nothing is new"
+        journal.write(complete(0, 0.5, 1.0))
+        folder.advance()
+        assert [row["n"] for row in folder.event(version)[1]["rows"]] == [0]
+    path.unlink()
+    with JournalWriter(path) as journal:
+        journal.write(RunStarted("p.py", {}, 0, {"workers": 2}))
+    folder.advance()
+    assert folder.event(0)[1]["kind"] == "run"
+    assert [each.name for each in Folders([tmp_path]).all()] == [tmp_path.name]
+
+
+def test_neither_torch_nor_optuna_is_imported(tmp_path: Path) -> None:
+    with JournalWriter(tmp_path / "journal.jsonl") as journal:
+        for record in (STUDY, begun(0), complete(0, 0.5, 1.0)):
+            journal.write(record)
+    program = (
+        "import sys; from pathlib import Path; import elastune.dashboard.server, elastune.dashboard.serve;"
+        "from elastune.dashboard.folders import FollowedFolder; from elastune.dashboard.server import _do;"
+        f"f = FollowedFolder('x', Path({str(tmp_path)!r})); f.advance(); f.event(0); f.curves(0);"
+        "_do(f, 'stop', {'trial': 0}); print([m for m in ('torch', 'optuna', 'plotly', 'pandas') if m in sys.modules])"
+    )
+    done: Any = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
