@@ -55,10 +55,12 @@ def test_killed_with_results_of_an_evaluation(runs: Runs, undisturbed: Ran, plac
 
 
 def test_rank_0_dies_when_it_is_to_write_a_checkpoint(runs: Runs, undisturbed: Ran, tmp_path: Path) -> None:
-    """Whoever is rank 0 then writes it."""
+    """That one is lost with the copy that rank 0 had of the state; whoever is rank 0 then writes the next one."""
     ran = runs(3, faults=["kill 0 10 saving"], out=tmp_path / "out", spec={"checkpoint_every_steps": 10})
     same(ran, undisturbed)
-    assert 10 in [r.step for r in ran.records if isinstance(r, Checkpointed)]
+    written = [r.step for r in ran.records if isinstance(r, Checkpointed)]
+    assert 10 not in written
+    assert {16, 20, 30} <= set(written)
 
 
 def test_several_at_once(runs: Runs, undisturbed: Ran) -> None:
