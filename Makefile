@@ -71,7 +71,7 @@ types: $(VENV)/.installed-dev
 SMOKES := chaos hashes elastic overhead
 # All others, for `make soak`, but for those of `make sources`: tests have their pure parts, or do what they do. Those of
 # the search need data in $$ELASTUNE_DATA. The longest begin.
-LONG_SMOKES := hosts blocks reshape reshape_killed levels bubble mesh_chaos strategies killed_studies elastic_peers slots elastic_live journal agents goodput ensembles transfer transferability planning_time gpu
+LONG_SMOKES := hosts blocks reshape reshape_killed levels bubble mesh_chaos strategies killed_studies elastic_peers checkpoint_stall slots elastic_live journal agents goodput ensembles transfer transferability planning_time feeding gpu
 LCBENCH := $(wildcard $(ELASTUNE_DATA)/hpo/lcbench)
 TRACES := $(and $(LCBENCH),$(wildcard $(ELASTUNE_DATA)/pollux_traces))
 SPOT := $(wildcard $(ELASTUNE_DATA)/spot_traces)

@@ -64,8 +64,21 @@ def turns(files: Iterable[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def soak_most(items: Iterable[pytest.Item]) -> None:
+    """Mark cells of each matrix that is ``sampled(n)`` with ``soak``, but for every n-th one, the first included."""
+    cells = Counter[str]()
+    for item in items:
+        if (mark := item.get_closest_marker("sampled")) is not None:
+            matrix = item.nodeid.partition("[")[0]
+            if cells[matrix] % mark.args[0]:
+                item.add_marker("soak")
+            cells[matrix] += 1
+
+
+@pytest.hookimpl(tryfirst=True)  # before "-m" chooses by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In several processes (``-n``) files take their turns, so that none of them ends alone."""
+    soak_most(items)
     if hasattr(config, "workerinput"):
         files = [str(item.path.relative_to(HERE)) for item in items]
         at = turns(dict.fromkeys(files))
@@ -155,7 +168,7 @@ def said() -> type[Said]:
 
 
 PLACES_OF_CLUSTERS = (
-    *("runtime.job.run", "runtime.job.program_check", "runtime.job.against"),
+    *("runtime.job.run", "runtime.job.program_check"),
     *("tuning.study.run", "tuning.frontier.find_frontier"),
 )
 

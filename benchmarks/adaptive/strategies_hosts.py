@@ -25,7 +25,7 @@ from torch.distributed import TCPStore
 
 from elastune.core.run import ExecutionSettings
 from elastune.core.sync_plan import SyncPlan
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.group import Group
 
 HOSTS = 4

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastune.elastic.wire import messages as run
-from elastune.elastic.wire.handshake import CHALLENGE_BYTES, PROOF_BYTES, derived, new_nonce, respond, verify
+from elastune.elastic.wire.contact import CHALLENGE_BYTES, PROOF_BYTES, derived, new_nonce, respond, verify
 from elastune.elastic.wire.transport import ProtocolError
 from elastune.runtime.agents import messages as agents
 

@@ -38,7 +38,7 @@ from elastune.core.journal.records import Regrouped
 from elastune.core.layout import ParamBlock, Split, held
 from elastune.core.mesh import Mesh
 from elastune.core.run import Program
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.group import Group
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.worker_processes import Worker, processes

@@ -27,12 +27,12 @@ from benchmarks.common.result_file import write_result
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.mesh import Mesh
 from elastune.core.run import ExecutionSettings
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.core.slots import BatchSlice
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.process_groups import form_comms
-from elastune.parallel.mechanisms.model_parallel import ModelParallel
+from elastune.parallel.mechanisms.base import ModelParallel
 from elastune.parallel.mechanisms.tensor.tensor_parallel import Plan, TensorParallel, plan_layers
 from elastune.parallel.mechanisms.tensor.trunk import divide_layers
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes

@@ -37,8 +37,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import ExecutionSettings, Place, Program, RunSpec, Schedule
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.process_groups import join, stand
-from elastune.parallel.mechanisms.pipeline.pipeline_parallel import Pipeline
-from elastune.parallel.mechanisms.pipeline.schedules import CHUNKS
+from elastune.parallel.mechanisms.pipeline.pipeline_parallel import CHUNKS, Pipeline
 from elastune.train.session import Session
 
 FLOPS_A_SECOND = 2.5e8  # of the emulated device: 8.4 ms for a matrix product

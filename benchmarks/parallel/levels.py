@@ -27,8 +27,8 @@ from torch.distributed import TCPStore
 
 from elastune.core.mesh import Mesh
 from elastune.core.slots import cut
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.exact import ExactReducer
-from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.process_groups import Comms, form_comms
 
 LINKS = ("200mbit", "1gbit", "none")

@@ -31,12 +31,11 @@ from tests.support.hosts import INTERFACE, enter
 from torch.distributed import TCPStore
 
 from elastune.core.sync_plan import SyncPlan, fragments_of, send_schedule
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.channel import Channel
 from elastune.parallel.comm.exact import ExactReducer
-from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import CALLS_TAG, Group, GroupBroken
-from elastune.parallel.sync.diloco import StreamingDiLoCo
-from elastune.parallel.sync.local_sgd import Local
+from elastune.parallel.sync.local_sgd import Local, StreamingDiLoCo
 from elastune.parallel.sync.peer_averaging import AsyncPairAveraging, PairAveraging
 from elastune.train.collectives import NamedCollectives
 

@@ -24,12 +24,12 @@ from elastune.core.plan.cluster_plan import (
     Nodes,
     PlanBounds,
     ProgramForecast,
+    SearchModel,
     best_plans,
     divisions,
     doublings,
 )
 from elastune.core.plan.memory import HeldAlone
-from elastune.core.plan.search_time import SearchModel
 from elastune.core.plan.step_model import fit_machine
 from elastune.core.plan.step_time import CONSTANTS, Constant, StepWork, seconds
 

@@ -48,7 +48,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import Program
 from elastune.runtime.job.run import JobFailed
 from elastune.train.machine import cores
-from elastune.tuning.cluster_plan.measured_plans import MeasuredPlan, TrainingPlan, with_measured
+from elastune.tuning.cluster_plan.probes import MeasuredPlan, TrainingPlan, with_measured
 
 PROGRAM = Program(Path(__file__).parents[1] / "programs" / "predicted_train.py")
 MODELS = ("mlp", "cnn", "transformer")

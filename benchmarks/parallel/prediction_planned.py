@@ -14,13 +14,21 @@ from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import FOREIGN, Mesh
-from elastune.core.plan.cluster_plan import ProgramForecast
-from elastune.core.plan.search_time import SearchModel
+from elastune.core.plan.cluster_plan import ProgramForecast, SearchModel
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.train.rehearsal import rehearse_apart
-from elastune.tuning.cluster_plan.measured_plans import MeasuredPlan, TrainingPlan, predicted_plan, with_measured
-from elastune.tuning.cluster_plan.probes import MachineProbes, NodeLink, beside_bytes, held_by, step_work
+from elastune.tuning.cluster_plan.probes import (
+    MachineProbes,
+    MeasuredPlan,
+    NodeLink,
+    TrainingPlan,
+    beside_bytes,
+    held_by,
+    predicted_plan,
+    step_work,
+    with_measured,
+)
 
 Found = dict[str, Any]
 GATHERS = ("sharded", "fsdp2")  # parameters, in every pass

@@ -34,8 +34,8 @@ from elastune.core.communication import Topology, routes_of
 from elastune.core.plan.links import HostLinks, Sums
 from elastune.core.plan.links import best_topology as best
 from elastune.core.slots import cut
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.exact import ExactReducer
-from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.network_probe import probe_links
 from elastune.parallel.comm.reducer import FlatReducer

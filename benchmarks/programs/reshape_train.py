@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.elastic.worker import elastic_group, view_groups
+from elastune.elastic.worker import elastic_group
 from elastune.parallel.sync import owned
 
 config = {"width": 2304, "epochs": 1, "kill": -1, "of": 4, "log": ""}
@@ -65,7 +65,7 @@ def train(session) -> None:
     timeline, worker, width = Timeline(), session.state.workers.worker, session.config["width"]
     doomed = session.config["kill"], session.config["of"]
     timeline.watch(elastic_group.ElasticWorkerGroup, "recover")
-    timeline.watch(view_groups.ViewComms, "take")
+    timeline.watch(elastic_group.ViewComms, "take")
     timeline.watch(owned, "place")
     sizes = (784, width, width, width, 10)
     model = nn.Sequential()

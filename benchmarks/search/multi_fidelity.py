@@ -32,7 +32,7 @@ from benchmarks.search.sampler import INSTANCES, OBJECTIVES, TEN, Floats, Surrog
 from benchmarks.search.sampler import yardstick as measured_by
 
 from elastune.core.errors import UserError
-from elastune.tuning.search.early_stopping import make_schedule
+from elastune.tuning.search.registry import make_schedule
 
 COUNTS = (25, 50, 100)
 VARIANTS = (

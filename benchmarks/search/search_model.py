@@ -57,10 +57,10 @@ from benchmarks.search.sampler import (
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import TrialFinished
-from elastune.core.plan.search_time import SearchModel
-from elastune.tuning.search.early_stopping import make_schedule
+from elastune.core.plan.cluster_plan import SearchModel
 from elastune.tuning.search.front import hypervolume
 from elastune.tuning.search.objective import parse_objectives
+from elastune.tuning.search.registry import make_schedule
 from elastune.tuning.search.suggester import Suggester
 
 RUNS = (16, 32)  # of a search whose proposals follow one another

@@ -13,13 +13,20 @@ import numpy as np
 from benchmarks.sources.combined_rows import ALONE, Found, Row
 
 from elastune.core.mesh import Mesh
-from elastune.core.plan.cluster_plan import Allowed, ClusterPlan, Nodes, PlanBounds, ProgramForecast, best_plans
-from elastune.core.plan.search_time import GENETIC, SearchModel
+from elastune.core.plan.cluster_plan import (
+    GENETIC,
+    Allowed,
+    ClusterPlan,
+    Nodes,
+    PlanBounds,
+    ProgramForecast,
+    SearchModel,
+    best_plans,
+)
 from elastune.core.run import ExecutionSettings, Program
 from elastune.train.machine import cores
 from elastune.train.rehearsal import rehearse_apart
-from elastune.tuning.cluster_plan.measured_plans import TrainingPlan
-from elastune.tuning.cluster_plan.probes import MachineProbes, NodeLink, held_by, step_work
+from elastune.tuning.cluster_plan.probes import MachineProbes, NodeLink, TrainingPlan, held_by, step_work
 
 MOST = 2_000  # plans that are looked through for a row's width
 BLOCKS = 8  # that its layers are divided into at most

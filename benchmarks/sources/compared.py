@@ -124,9 +124,9 @@ def judged(row: Row) -> tuple[Verdict, str]:
     if row.base:
         return "base", ""
     if row.ours is None:
-        return "not shown", "not measured yet"
+        return "not shown", "not measured"
     if row.given is None:
-        return "not shown", "no figure of the document"
+        return "not shown", "no figure"
     if row.ours.seeds < LEAST_SEEDS:
         return "not shown", "one seed" if row.ours.seeds == 1 else f"{row.ours.seeds} seeds"
     if row.ours.interval is None:
@@ -136,7 +136,7 @@ def judged(row: Row) -> tuple[Verdict, str]:
         return "agrees", ""
     if high < row.given.low or low > row.given.high:
         return "differs", ""
-    return "not shown", "the interval crosses an end of the range"
+    return "not shown", "crosses an end"
 
 
 RULE = f"""\
@@ -146,7 +146,7 @@ RULE = f"""\
 2. Our result gives an **interval**, named in each section, and the number of seeds or rounds behind it.
 3. **agrees**: the whole interval is inside the range. **differs**: the whole interval is outside.
 4. **not shown**: all else. The interval crosses an end of the range; or there are fewer than {LEAST_SEEDS} seeds or
-   rounds; or there is no interval, no figure of the document, or no result. The cell has the reason.
+   rounds, no interval, no figure of the document, or no result. The cell has the reason.
 5. **base**: other rows are divided by this one, or it is one of the factors. It has no verdict.
 
 A verdict compares figures, not machines. A row that is *modelled*, *simulated* or *replayed* agrees as such only."""

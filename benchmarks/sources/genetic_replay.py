@@ -18,7 +18,7 @@ from typing import Any
 
 from elastune.core.plan.confidence_intervals import mean_ci, wilson
 from elastune.core.run import Program
-from elastune.tuning.search.samplers import generation_size
+from elastune.tuning.search.registry import generation_size
 from elastune.tuning.simulate.run import SurrogateModel, simulate
 from elastune.tuning.study.request import StudyRequest
 from elastune.tuning.study.results import Study

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.sources.compared import NOT_GIVEN, Document, Ours, Range, Row, Section, about, at_least, at_most
 
-CURVE = "a curve; direction only"
+CURVE = "direction"
 SMALL, LARGE = "fixed 32", ("fixed 512", "fixed 4096")
 PER_GPU = {"none": 49.2, "noise scale": 48.7, "gradient variance": 47.4}
 """Images a second on a K80, by what is monitored (figure 8, four GPUs of one machine)."""
@@ -86,7 +86,7 @@ def scaled(result: Any) -> Iterator[Row]:
             low, high = over["quartiles"]
             ours = Ours(1 / over["median"], (1 / high, 1 / low), cell["rounds"])
             name = f"{cell['model']} over DDP, {cell['workers']} workers"
-            cells = ("", "", "direction only: at least 1")
+            cells = ("", "", "direction: at least 1")
             yield Row(name, cells, (f"{cell['ms']['fast']:.0f}",), at_least(1.0), ours, "measured")
 
 
@@ -129,12 +129,12 @@ def spot(result: Any) -> Iterator[Row]:
 
 KUNGFU = Document(
     "KungFu (Mai et al., OSDI 2020)",
-    "Can a training watch its own gradients and change batch, workers, topology and synchronisation while it runs, "
-    "without a restart and nearly for nothing?",
+    "Can a training watch its gradients and change batch, workers, topology and synchronisation while it runs, "
+    "nearly for nothing?",
     "Figures as the authors' repository prints them ([artifact](https://github.com/lsds/KungFu/blob/"
     "0022e05430f141d2f3316bfa680025f61aecb1d6/osdi20/README.md), [graphic](https://github.com/lsds/KungFu/blob/"
-    "b1e176834138ead55afc58a25ff32a8614d4c4b8/benchmarks/system/result/sync-scalability.svg)). Each is the print "
-    "of one run, without an interval. The paper's own tables were not at hand.",
+    "b1e176834138ead55afc58a25ff32a8614d4c4b8/benchmarks/system/result/sync-scalability.svg)): of one run each, "
+    "without an interval. Where it shows a curve only, the direction is compared.",
     (
         Section(
             "Static small, static large and adaptive batch",
@@ -172,8 +172,7 @@ KUNGFU = Document(
         ),
         Section(
             "Figure 5: another topology where others' traffic slows a link",
-            "Images/s of four K80 under traffic there; here exchanges of 8 MiB among four namespaces, one link shaped "
-            "to a lower rate.",
+            "Images/s of four K80 there; here exchanges of 8 MiB among four namespaces, one link slowed.",
             "topologies",
             "python -m benchmarks.parallel.topologies",
             "speed after the change over that before",
@@ -205,7 +204,7 @@ KUNGFU = Document(
         ),
         Section(
             "Figure 8: what monitoring costs, a reading at every step",
-            "ResNet-50, 64 images a K80 there, so that a step has far more to compute; here LeNet on two CPU cores.",
+            "ResNet-50, 64 images a K80 there (a far longer step); here LeNet on two CPU cores.",
             "monitoring",
             "python -m benchmarks.adaptive.monitoring",
             "step over that without a monitor",
@@ -233,8 +232,8 @@ KUNGFU = Document(
         ),
         Section(
             "Slides: the cost of an epoch on spot machines",
-            "Megatron-LM on 512 V100 at the prices of that day there. Here offers are recorded and prices assumed: a "
-            "spot machine costs .3 of one on demand, so that no smaller share is possible.",
+            "Megatron-LM on 512 V100 there. Here offers are recorded, and a spot machine is assumed to cost .3 of "
+            "one on demand: no smaller share is possible.",
             "spot",
             "python -m benchmarks.adaptive.spot --seconds 40 --windows 5",
             "cost over that on demand",

@@ -29,17 +29,20 @@ from elastune.core.journal.files import atomic_write
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "sources.md"
 RESULTS = ROOT / "benchmarks" / "results"
+USUAL_MACHINE = "2 cores, AMD EPYC, torch 2.13.0+cpu"
 DOCUMENTS = (ROJAS, KUNGFU, HEYE)
-NOT_RECORDED = "not recorded"
 Results = Mapping[str, Any]
 
 HEAD = f"""\
 # Measured against its sources
 
-elastune exists to answer three documents. This page has their figures on the left and the results of this repository on
-the right, section by section in the order of the documents. `python -m benchmarks.sources.page` draws it from
-[`benchmarks/results/`](../benchmarks/results/); a test fails where page, results and rule differ. `make sources`
-measures again at a small size, prints both pages, and counts the commits since each result.
+elastune exists to answer three documents. Each table has a document's figures on the left and this repository's results
+on the right. `python -m benchmarks.sources.page` draws the page from [`benchmarks/results/`](../benchmarks/results/); a
+test compares them. `make sources` measures again at a small size, and counts the commits since each result.
+
+Below a table stand what all rows have in common, its interval, the result's file and, where recorded, commit, load and
+wall time; then the command. The machine has {USUAL_MACHINE} unless another one is named. Figures
+*{NOT_GIVEN}* are in a text that was not at hand; none was filled in.
 
 ## The rule of a verdict
 
@@ -53,12 +56,10 @@ measures again at a small size, prints both pages, and counts the commits since 
 
 - **A real cluster.** Hosts are network namespaces of one machine with two cores. Nothing ran on several hosts or on
   several GPUs.
-- **ImageNet** was not trained. ResNet-50 ran some steps on one GPU ([gpu](gpu.md)). The trainings of this page are of
-  small CNNs, MLPs, a GRU and small GPTs.
+- **ImageNet** was not trained. ResNet-50 ran some steps on one GPU ([gpu](gpu.md)). Models here are small.
 - **32 and 240 GPUs, 128 and 2,048 nodes.** At most 16 workers trained together here. Larger sizes are modelled,
   simulated or replayed.
 - **Horovod's throughput** is not measured. One short run shows that its adapter works.
-- Figures that are *{NOT_GIVEN}* stand in a document whose text was not at hand. None was filled in.
 """
 
 
@@ -97,16 +98,34 @@ def drawn(section: Section, results: Results) -> str:
     lines = [f"### {section.title}", "", _prose(section.differs), ""]
     if section.result not in results:
         return "\n".join([*lines, f"**Not measured yet**: `{section.command}`", ""])
-    ours = (section.compared, "interval", section.seeds, "how", "verdict")
-    names = [f"theirs: {name}" for name in section.document_columns]
-    columns = ("row", *names, *section.our_columns, *ours)
-    lines += [_line(columns), "|---" * len(columns) + "|"]
-    lines += [
-        _line((row.name, *row.document, *row.more, *figures(row, section.digits))) for row in rows_of(section, results)
-    ]
-    lines += ["", _prose(f"Interval: {section.interval}. {conditions(section, results[section.result])}"), ""]
+    rows = rows_of(section, results)
+    columns, cells, same = _apart(section, rows)
+    lines += [_line(columns), "|---" * len(columns) + "|", *(_line(row) for row in cells)]
+    every = f"In every row: {'; '.join(same)}. " if same else ""
+    lines += ["", _prose(f"{every}Interval: {section.interval}. {conditions(section, results[section.result])}"), ""]
     after = _prose(section.after(results[section.result]))
     return "\n".join([*lines, *([after, ""] if after else [])])
+
+
+def _apart(section: Section, rows: Sequence[Row]) -> tuple[list[str], list[list[str]], list[str]]:
+    """The columns in which rows differ, their cells, and in words what every row has."""
+    names = ["row", *(f"theirs: {name}" for name in section.document_columns), *section.our_columns, section.compared]
+    cells = []
+    for row in rows:
+        value, interval, seeds, how, verdict = figures(row, section.digits)
+        figure = f"{value} ({interval})" if interval else value
+        cells.append([row.name, *row.document, *row.more, figure, seeds, how if row.ours else "", verdict])
+    names += [section.seeds, "how", "verdict"]
+    kept, same = [], []
+    for nth, name in enumerate(names):
+        ours_alone = nth >= len(names) - 3  # empty in rows that nobody measured
+        values = {row[nth] for row in cells if row[nth] or not ours_alone}
+        shown = name in ("row", section.compared) or "**" in "".join(values)
+        if len(rows) < 2 or len(values) != 1 or shown:
+            kept.append(nth)
+        else:
+            same.append(values.pop() if name in ("how", "verdict") else f"{name} {values.pop()}")
+    return [names[nth] for nth in kept], [[row[nth] for nth in kept] for row in cells], same
 
 
 def figures(row: Row, digits: int) -> tuple[str, ...]:
@@ -124,26 +143,27 @@ def figures(row: Row, digits: int) -> tuple[str, ...]:
 
 
 def conditions(section: Section, result: Mapping[str, Any]) -> str:
-    """The command, and with what the result was measured, as far as it says so."""
+    """The file, with what it was measured as far as it says so (commit, machine, load, time), and the command."""
     machine = result.get("machine") or {}
     named = [f"{machine['cores']} cores"] if "cores" in machine else []
     named += [str(machine[key]) for key in ("processor", "cpu", "gpu") if key in machine]
     named += [f"torch {machine['torch']}"] if "torch" in machine else []
-    wall = f"{result['wall_s']:,} s" if "wall_s" in result else NOT_RECORDED
-    return (
-        f"Result `{section.result}.json`; commit {str(result.get('commit', NOT_RECORDED))[:12]}; machine "
-        f"{', '.join(named) or NOT_RECORDED}; load {load_of(result)}; wall time {wall}. Command: `{section.command}`."
-    )
+    recorded = [f"commit {str(result['commit'])[:12]}"] if "commit" in result else []
+    machine_in_words = ", ".join(named)
+    recorded += [machine_in_words] if machine_in_words not in ("", USUAL_MACHINE) else []
+    recorded += [f"load {load_of(result)}"] if load_of(result) else []
+    recorded += [f"wall time {result['wall_s']:,} s"] if "wall_s" in result else []
+    return f"{'; '.join([f'`{section.result}.json`', *recorded])}; `{section.command}`."
 
 
 def load_of(result: Mapping[str, Any]) -> str:
-    """The load averages over one minute, at begin and end."""
+    """The load averages over one minute, at begin and end; "" where none was recorded."""
     load = result.get("load", result.get("load_average"))
     if isinstance(load, Mapping):
         return f"{load['begin'][0]} to {load['end'][0]}"
     if isinstance(load, Sequence) and load and isinstance(load[0], int | float):
         return f"{load[0]:.1f}"
-    return NOT_RECORDED
+    return ""
 
 
 def _prose(text: str) -> str:

@@ -5,6 +5,7 @@ Names are imported when they are first used, so that ``import elastune`` costs n
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,11 @@ from elastune.parallel.comm import (
     process_exit as process_exit,  # early, so that its function of ``atexit`` is a late one
 )
 
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent, unless the program wants to hear
+
 if TYPE_CHECKING:
     from elastune.adapt.policies.base import Policy as Policy
-    from elastune.adapt.policies.run import Run as Run
+    from elastune.adapt.policies.base import Run as Run
     from elastune.core.errors import Diverged as Diverged
     from elastune.core.errors import UserError as UserError
     from elastune.core.mesh import Mesh as Mesh
@@ -47,9 +50,9 @@ if TYPE_CHECKING:
     from elastune.tuning.reuse.composed_models import stacked_parts as stacked_parts
     from elastune.tuning.reuse.ensemble import Ensemble as Ensemble
     from elastune.tuning.reuse.ensemble import ensemble as ensemble
-    from elastune.tuning.reuse.input_views import InputView as InputView
+    from elastune.tuning.reuse.new_members import InputView as InputView
     from elastune.tuning.reuse.new_members import train_members as train_members
-    from elastune.tuning.reuse.predict import predict as predict
+    from elastune.tuning.reuse.predictions import predict as predict
     from elastune.tuning.reuse.saved_models import load_composed as load_composed
     from elastune.tuning.reuse.saved_models import load_ensemble as load_ensemble
     from elastune.tuning.reuse.saved_models import record_asset as record_asset
@@ -70,7 +73,7 @@ _HOMES = {
     "Mesh": "core.mesh",
     "JobFailed": "runtime.job.run",
     "Policy": "adapt.policies.base",
-    "Run": "adapt.policies.run",
+    "Run": "adapt.policies.base",
     "Session": "train.session",
     "Study": "tuning.study.results",
     "current_session": "train.program.load",
@@ -82,7 +85,7 @@ _HOMES = {
     "ensemble": "tuning.reuse.ensemble",
     "load_ensemble": "tuning.reuse.saved_models",
     "save_ensemble": "tuning.reuse.saved_models",
-    "predict": "tuning.reuse.predict",
+    "predict": "tuning.reuse.predictions",
     "record_asset": "tuning.reuse.saved_models",
     "class_tree": "tuning.reuse.class_tree",
     "join": "tuning.reuse.composed_models",
@@ -96,7 +99,7 @@ _HOMES = {
     "rank_sources": "tuning.reuse.transfer",
     "train_members": "tuning.reuse.new_members",
     "train_tree": "tuning.reuse.tree_training",
-    "InputView": "tuning.reuse.input_views",
+    "InputView": "tuning.reuse.new_members",
     "tune": "tuning.study.api",
     "suggest_batch": "recipes.spaces",
     "suggest_execution": "recipes.execution_space",

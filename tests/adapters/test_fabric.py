@@ -42,6 +42,7 @@ def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
     return {name: alone(name) for name in NAMES}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_comes_to_the_same_though_workers_die_in_a_step_and_in_an_evaluation(
     cluster: LocalCluster, tmp_path: Path, undisturbed: dict[str, Ran], name: str
@@ -52,6 +53,20 @@ def test_a_script_comes_to_the_same_though_workers_die_in_a_step_and_in_an_evalu
     assert three.sha256 == undisturbed[name].sha256
     assert three.reports == undisturbed[name].reports
     assert three.ledger.exact
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_divided_evaluation_comes_to_the_same(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: dict[str, Ran], name: str
+) -> None:
+    """Of 50 samples in four batches of 16, no worker of several reads all."""
+    alone = undisturbed[name]
+    for faults in ([], ["kill 2 2 loss"]):
+        divided = Runs(cluster, tmp_path, Program(PROGRAMS / f"{name}_disturbed.py"))(3, divide=True, faults=faults)
+        assert divided.sha256 == alone.sha256
+        for ours, wanted in zip(divided.reports, alone.reports, strict=True):
+            assert (wanted["seen"], ours["seen"] < 50) == (50, True)
+            assert ours == pytest.approx(wanted | {"seen": ours["seen"]}, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +95,7 @@ def itself(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return result
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -28,6 +28,7 @@ def warm() -> Iterator[LocalCluster]:
         yield place
 
 
+@pytest.mark.soak
 def test_a_trainer_comes_to_the_same_though_workers_die(warm: LocalCluster, tmp_path: Path) -> None:
     runs, out = Runs(warm, tmp_path, PROGRAM), str(tmp_path / "trainer")
     alone, three = runs(1, out_=out), runs(3, faults=["kill 1 3 loss", "kill 2 8 loss"], out_=out)

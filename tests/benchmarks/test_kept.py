@@ -131,6 +131,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak
 def test_several_processes_lose_nothing_by_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     out, command = tmp_path / "out.json", [sys.executable, "program.py", str(BENCHMARKS.parent)]

@@ -14,7 +14,7 @@ from tests.support.forked import elastune as start
 from tests.support.forked import run_script
 from tests.support.launched import launched
 
-from elastune.cli.flatten import resumed_words
+from elastune.cli.groups import resumed_words
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunStarted
 from elastune.core.run import CommandLine
@@ -133,6 +133,7 @@ def test_a_check_and_a_dry_run_have_them(elastune: Command, parsed: Path) -> Non
     assert elastune("run", "parsed.py", "--dry-run", "--json", "--", "--batch_size", "8").json["batch_size"] == 8
 
 
+@pytest.mark.soak
 def test_workers_of_torchrun_have_them(parsed: Path) -> None:
     words = ["run", "parsed.py", "--out", "out", "--json", "--", "--lr", "0.2"]
     assert launched(words, 2, parsed / "errors") == [0, 0], (parsed / "errors").read_text()
@@ -154,6 +155,7 @@ def test_words_are_given_again_by_resume() -> None:
     assert resumed_words(earlier, ["--"], out) == ["run", "--workers=2", *ends]
 
 
+@pytest.mark.soak
 def test_what_is_random_at_import_is_the_same_in_fresh_processes_and_after_a_resume(
     process: Command, fork: Command, here: Path
 ) -> None:

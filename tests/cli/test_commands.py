@@ -32,7 +32,7 @@ from elastune.core.journal.records import (
 )
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.job import interrupts
-from elastune.runtime.job.checked_programs import with_proof
+from elastune.runtime.job.preflight import with_proof
 
 Command = Callable[..., Any]
 
@@ -163,6 +163,7 @@ def test_interrupted_and_resumed_on_two_workers_it_is_the_same_state(elastune: C
     assert page == "report  elastune-out/linear-run-1/report.html"
 
 
+@pytest.mark.soak
 def test_torchrun_gives_the_same_state(process: Command, finished_run: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     said = process(

@@ -11,11 +11,11 @@ from tests.support.sessions import lone_session
 from elastune.cli.convert.conversion import convert
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings, Program
-from elastune.runtime.job.against import AgainstPlain, by_batch, judge_against, plain_request
+from elastune.runtime.job.program_check import AgainstPlain, by_batch, judge_against, plain_request
 from elastune.train.program.load import load, process_restored
+from elastune.train.proof.compare import read_run
 from elastune.train.proof.plain import observe
 from elastune.train.proof.recorder import BEGINNING, Recorder, Recording
-from elastune.train.proof.records import read_run
 from elastune.train.step import StopTraining
 
 PLAIN = Path(__file__).parent.parent / "programs" / "plain"

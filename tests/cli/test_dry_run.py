@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elastune.train.rehearsal import ProgramSize
-from elastune.tuning.cluster_plan.commands import PLACEHOLDER
+from elastune.tuning.cluster_plan.find_plan import PLACEHOLDER
 
 Command = Callable[..., Any]
 # Of a chain of eight layers, of which tensor divides three quarters.
@@ -44,7 +44,7 @@ def nothing_starts() -> Iterator[None]:
 def planned(monkeypatch: pytest.MonkeyPatch, elastune: Command, nothing_starts: None) -> Command:
     """``elastune plan`` of a program whose rehearsal is known; models are not examined in processes of their own."""
     monkeypatch.setattr("elastune.tuning.cluster_plan.find_plan.rehearse_apart", lambda *asked: SIZE)
-    monkeypatch.setattr("elastune.train.preflight.examined_meanwhile", lambda spec: nullcontext())
+    monkeypatch.setattr("elastune.runtime.job.preflight.examined_meanwhile", lambda spec: nullcontext())
     monkeypatch.setattr("elastune.runtime.placement.devices", lambda: ("cuda:0",))
     monkeypatch.setattr("elastune.runtime.clusters.slurm_commands.need", lambda *names: None)
 

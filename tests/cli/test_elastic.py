@@ -75,6 +75,7 @@ def test_a_running_job_is_resized_from_another_shell(running: Command, elastune:
     assert "the run must be running" in elastune("resize", "out", "1").line
 
 
+@pytest.mark.soak
 def test_a_running_job_is_reshaped_from_another_shell(running: Command, elastune: Command, slow: Path) -> None:
     how = ("--epochs", "60", "--slots", "4")
     run = running("--mesh", "data=2", "--mechanism", "zero", "--workers", "1:2", "--json", *how)
@@ -114,6 +115,7 @@ def test_a_run_of_one_slot_says_how_to_get_more_workers(here: Path, elastune: Co
     assert "(got 1 slot, 2 workers): use --workers 1, or begin a run with --workers 1:2 or --slots 2" in refused
 
 
+@pytest.mark.soak
 def test_a_policy_reshapes_a_run(here: Path, slow: Path, elastune: Command) -> None:
     (here / "own.py").write_text(_RESHAPER + (slow / "slow.py").read_text())
     how = ("--epochs", "4", "--slots", "4")

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from elastune.cli import groups
-from elastune.cli.flatten import flatten
+from elastune.cli.groups import flatten
 from elastune.core.cost import check_price
 from elastune.core.errors import UserError
 from elastune.core.settings import OutSettings

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from elastune.cli.app import app
-from elastune.cli.help import COMMON_OPTIONS, EXAMPLES, OTHERS, PANELS
+from elastune.cli.options import COMMON_OPTIONS, EXAMPLES, OTHERS, PANELS
 from elastune.core.fields import COMMON, settings_of
 from elastune.core.run import ExecutionSettings
 from elastune.runtime.settings import RunSettings

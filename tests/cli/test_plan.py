@@ -15,10 +15,10 @@ from tests.cli.torchless import torchless
 
 from elastune.cli.commands.plan import plan
 from elastune.core.formatting import number
-from elastune.core.plan.search_time import CROWDING, RANDOM_SEARCH_FACTOR
+from elastune.core.plan.cluster_plan import CROWDING, RANDOM_SEARCH_FACTOR
 from elastune.core.run import Program
 from elastune.train.rehearsal import ProgramSize, rehearse_apart
-from elastune.tuning.cluster_plan.commands import PLACEHOLDER
+from elastune.tuning.cluster_plan.find_plan import PLACEHOLDER
 
 
 @pytest.fixture

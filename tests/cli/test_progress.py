@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 
 from elastune.cli.progress import Progress, RunTracker, StudyTracker, eta_s
 from elastune.core.journal.records import (
+    Checkpointed,
+    CheckpointFailed,
     Decided,
     Measured,
+    MembershipEvent,
     PolicyFailed,
     Reported,
+    Restarted,
     RoundsShortened,
     RunFailed,
     RunFinished,
@@ -60,6 +64,20 @@ def test_a_run_tells_its_start_and_its_end() -> None:
     assert tracker.observe(RunFinished("0", 1, 2, 3, 4.0, {"loss": 0.5})) == ("done: loss 0.5", True)
 
 
+def test_a_run_says_which_checkpoint_is_missing_and_warns_once_before_the_disk_is_full() -> None:
+    tracker = RunTracker(1, None)
+    assert tracker.observe(CheckpointFailed(9, "2 GB needed, 1 GB free", 4)) == (
+        "no checkpoint after step 9, older ones stay (the newest is of step 4): 2 GB needed, 1 GB free",
+        True,
+    )
+    assert tracker.observe(CheckpointFailed(9, "full")) == ("no checkpoint after step 9, older ones stay: full", True)
+    assert tracker.observe(Checkpointed(3, "p")) == ("", False)
+    low = Checkpointed(12, "p", [4], "room for 1 more of 2 GB, 3 GB free in c")
+    line = "after the checkpoint of step 12 the disk has room for 1 more of 2 GB, 3 GB free in c"
+    assert tracker.observe(low) == (line, True)
+    assert tracker.observe(low) == ("", False)
+
+
 @pytest.mark.parametrize("stopped", ["requested", "notice", "policy"])
 def test_a_run_that_was_cut_is_not_done_and_has_nothing_to_go(
     stopped: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -85,6 +103,12 @@ def test_an_advice_comes_once_it_trains() -> None:
     assert tracker.observe(reported(1, 9)) == ("epoch 1/1, step 9: accuracy 0.9", False)
     tracker = RunTracker(1, None, ["check it"])
     assert tracker.observe(reported(1, 4)) == ("check it", True), "nobody knows how many steps"
+    tracker = RunTracker(1, None)  # begun for one worker, and three have come by then
+    tracker.observe(RunStarted("p", {}, 0, {"mode": "exact", "num_slots": 12, "workers": 1}))
+    for version, workers in ((1, 1), (2, 3)):
+        for worker in range(workers):
+            tracker.observe(MembershipEvent({"event": "running", "worker": worker, "version": version, "step": 0}))
+    assert tracker.observe(StepsPlanned(9))[0].startswith("12 slots on 3 workers: ")
 
 
 def test_a_run_that_adapts_tells_what_it_measured_and_every_decision() -> None:
@@ -144,6 +168,41 @@ def test_the_remaining_time_follows_the_pace(done: float, elapsed_s: float) -> N
     left_s = eta_s(done, elapsed_s)
     assert left_s is not None
     assert (elapsed_s + left_s) * done == pytest.approx(elapsed_s)
+
+
+def test_time_without_training_is_no_part_of_the_pace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    progress = Progress(RunTracker(epochs=4, max_steps=None))
+    monkeypatch.setattr(progress, "_elapsed_s", lambda: now[0])
+    progress.observe(RunStarted("p", {}, 0, {}))
+    now[0] = 60.0  # a minute in the queue
+    progress.observe(StepsPlanned(120))
+    now[0] = 70.0
+    progress.observe(reported(1, 30))
+    assert "epoch 1/4" in (said := capsys.readouterr().err)
+    assert "30 s to go" in said
+
+
+def test_the_pace_of_a_resumed_run_is_that_of_this_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    progress = Progress(RunTracker(epochs=10, max_steps=None))
+    monkeypatch.setattr(progress, "_elapsed_s", lambda: now[0])
+    progress.observe(RunStarted("p", {}, 0, {}, resumed_step=240))
+    now[0] = 10.0
+    progress.observe(reported(8, 240))
+    assert "to go" not in capsys.readouterr().err, "eight epochs were not trained in ten seconds"
+    now[0] = 20.0
+    progress.observe(reported(9, 270))
+    assert "10 s to go" in capsys.readouterr().err
+
+
+def test_a_restart_is_one_line() -> None:
+    line = "restarted from step 22: 20 steps repeated, after 7.5 s without a worker"
+    assert RunTracker(4, None).observe(Restarted(22, 20, 7.5)) == (line, True)
 
 
 def test_no_pace_no_time() -> None:

@@ -13,5 +13,6 @@ def test_the_page_has_every_option_as_it_is_declared() -> None:
 
 def test_a_row_names_commands_keyword_and_help() -> None:
     rows = options_table().splitlines()
-    assert "| `--trial-timeout` | tune | `trial_timeout_s` | Longest time of one trial: 30m. |" in rows
-    assert any(row.startswith("| `--resume` | run, tune, frontier | `resume` |") for row in rows)
+    assert "| `--trial-timeout`, `trial_timeout_s` | tune | Longest time of one trial: 30m. |" in rows
+    assert any(row.startswith("| `--resume` | run, tune, frontier |") for row in rows), "its keyword has its name"
+    assert any(row.startswith("| `--dry-run` (no keyword) | run, tune, frontier |") for row in rows)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command
 
-from elastune.cli.flatten import command_line_of, resumed_words
+from elastune.cli.groups import command_line_of, resumed_words
 from elastune.core.journal.files import JournalWriter, read
 from elastune.core.journal.records import RunFailed, RunStarted, StudyStarted
 from elastune.core.run import CommandLine, Program

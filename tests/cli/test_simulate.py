@@ -12,6 +12,7 @@ EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "simulated.py"
 FEW = ("--trials", "8", "--workers", "16", "--sampler", "random")
 
 
+@pytest.mark.soak
 def test_the_example_tells_what_it_would_take(elastune: Any) -> None:
     result = elastune("simulate", EXAMPLE, *FEW, "--stopping", "asha", "--trial-workers", "1:8", "--out", "out")
     assert result.code == 0, result.err

@@ -15,8 +15,8 @@ import pytest
 from tests.cli.documented import documented, text_on, unlike
 
 from elastune.core.journal.files import JournalWriter
+from elastune.core.journal.folds import TrialTable
 from elastune.core.journal.records import RunStarted, StudyStarted, TrialStarted
-from elastune.core.journal.trials import TrialTable
 from elastune.tuning.study.control.acts import Situation, why_refused
 from elastune.tuning.study.control.requests import FOLDER, Inbox
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elastune.core.batch_slices import contributors, shares
+from elastune.core.slots import contributors, shares
 
 SETTINGS = {
     "batch": st.integers(1, 300),

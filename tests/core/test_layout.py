@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elastune.core.layout import Box, Layout, Piece, Unrecoverable, intersection, without
-from elastune.testing.layouts import Move, moves, redundancy, whole
+from elastune.testing.kits.mechanism import Move, moves, redundancy, whole
 
 SHAPES = {"matrix": (5, 4), "vector": (6,), "scalar": ()}
 Element = tuple[str, tuple[int, ...]]

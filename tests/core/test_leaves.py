@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from elastune.core.layout import (
     UNIT,
     ParamBlock,
+    Piece,
     Split,
     buckets,
     cut_by_cost,
     held,
     owners,
     pieces,
-    state_layout,
     undivided_blocks,
     unit_heads,
 )
 from elastune.core.mesh import Mesh
-from elastune.testing.layouts import moves, redundancy
+from elastune.testing.kits.mechanism import moves, redundancy
 
 BLOCKS = 4
 SIZES = (UNIT * 5 + 7, 3, UNIT, 2 * UNIT + 1, 11)
@@ -38,6 +38,11 @@ def split() -> Split:
         for b in range(BLOCKS)
     ]
     return Split((*whole, *cut), BLOCKS, (1.0, 2.0, 1.0))
+
+
+def state_layout(split: Split, mesh: Mesh, copies: int) -> dict[int, tuple[Piece, ...]]:
+    """The pieces of flat parameter blocks that each worker holds."""
+    return {rank: tuple(pieces(split, segments)) for rank, segments in enumerate(held(split, mesh, copies))}
 
 
 MESHES = st.builds(Mesh, st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))

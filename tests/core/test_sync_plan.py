@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.core.batch_slices import shares, slices_of_round
 from elastune.core.errors import UserError
+from elastune.core.slots import shares, slices_of_round
 from elastune.core.sync_plan import SyncPlan
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elastune.core.journal.files import JournalWriter
+from elastune.core.journal.folds import TrialTable
 from elastune.core.journal.records import (
     ActDone,
     Record,
@@ -20,7 +21,6 @@ from elastune.core.journal.records import (
     TrialReported,
     TrialStarted,
 )
-from elastune.core.journal.trials import TrialTable
 from elastune.tuning.study.control.acts import Situation, why_refused
 from elastune.tuning.study.control.requests import Inbox
 

@@ -17,6 +17,7 @@ from elastune.runtime.job.run import run_job
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.soak
 def test_the_recurrent_network_reads_digits_alike_on_one_and_two_workers(
     tmp_path: Path, command_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +60,7 @@ def test_the_cnn_that_is_split_takes_the_settings_that_it_knows(
     assert f"(got '{value}'): use --set {name}=" in result.err
 
 
+@pytest.mark.soak
 def test_an_ensemble_tells_what_each_view_of_its_inputs_is_worth(
     tmp_path: Path, command_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

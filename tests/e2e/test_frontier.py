@@ -59,6 +59,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     )
 
 
+@pytest.mark.soak
 def test_every_worker_count_has_a_naive_row_and_some_are_tuned(found: tuple[Path, dict[str, Any]]) -> None:
     _, result = found
     rows = {(r["role"], r["workers"]): r for r in result["rows"]}

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elastune.core.journal.files import read
 from elastune.core.journal.records import TrialFinished, TrialStarted
 from elastune.tuning.study.run_command import run_command
@@ -27,6 +29,7 @@ def space(trial):
 """
 
 
+@pytest.mark.soak
 def test_the_search_chooses_workers_and_strategies(tmp_path: Path, command_here: Callable[..., Any]) -> None:
     text = (ROOT / "examples" / "digits.py").read_text()
     file, out = tmp_path / "digits.py", tmp_path / "out"

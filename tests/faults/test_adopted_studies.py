@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.clusters import request_of
 from tests.support.forked import elastune
 
 from elastune.core.journal.files import read
@@ -17,7 +18,6 @@ from elastune.core.run import ExecutionSettings, Program
 from elastune.report.page import write_report
 from elastune.runtime.clusters import elastic_cluster
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.runtime.clusters.registry import request_of
 from elastune.tuning.study.request import StudyRequest
 from elastune.tuning.study.run import tune
 

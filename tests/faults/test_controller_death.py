@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.support.elastic_runs import SLOTS, Ran, Runs
 
 from elastune.core.journal.files import read
@@ -79,6 +80,7 @@ def test_the_controller_is_killed(cluster: LocalCluster, tmp_path: Path, undistu
     assert goes_on_as_if_nothing_had_happened(out, 2, cluster, undisturbed) >= 3 * EVERY
 
 
+@pytest.mark.soak
 def test_checkpoints_that_the_journal_does_not_know(
     cluster: LocalCluster, tmp_path: Path, undisturbed, controller, until, all_gone
 ):
@@ -97,6 +99,7 @@ def test_checkpoints_that_the_journal_does_not_know(
     assert goes_on_as_if_nothing_had_happened(out, 4, cluster, undisturbed) == newest > saved_by_then
 
 
+@pytest.mark.soak
 def test_the_controller_is_frozen_for_a_while(tmp_path: Path, undisturbed, controller, until, all_gone):
     """For longer than a heartbeat: silence was its own."""
     out = tmp_path / "out"
@@ -135,6 +138,7 @@ def test_data_loaders_end_with_a_worker_that_is_killed(
     assert ran.ledger.exact
 
 
+@pytest.mark.soak
 def test_data_loaders_end_with_a_worker_that_is_orphaned(tmp_path: Path, until, all_gone) -> None:
     """Started by a launcher of somebody else's, which does nothing for it."""
     loaders: list[int] = []

@@ -31,6 +31,7 @@ def test_nothing_happens(runs: Runs, undisturbed: Ran) -> None:
     assert not ran.lost
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("worker", "place"),
     [

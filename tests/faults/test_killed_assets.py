@@ -14,8 +14,8 @@ from tests.soaked import soaked
 
 import elastune
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import fold
 from elastune.core.journal.records import ArtifactKept, TrialFinished, TrialReported, TrialStarted
-from elastune.core.journal.trials import fold
 from elastune.core.run import ExecutionSettings, Program, StartFrom
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.train.checkpoints.tree import fingerprint
@@ -105,6 +105,7 @@ def test_artifacts_are_those_of_a_study_that_nobody_disturbed(
         assert torch.equal(models[0](x), models[1](x))
 
 
+@pytest.mark.soak
 def test_members_that_were_cut_off_go_on(cluster: LocalCluster, tmp_path: Path, controller, until, all_gone) -> None:
     """Those of views, of two workers each; the same call again makes of them what an undisturbed one does."""
     vary = {"inputs": ["first", "second"]}

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.clusters import request_of
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Record, TrialAdopted, TrialFinished, TrialReported, TrialResumed, TrialStarted
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.runtime.clusters.registry import request_of
 from elastune.train.checkpoints.checkpoint import complete, step_of
 from elastune.tuning.frontier.find_frontier import frontier
 from elastune.tuning.study.request import FrontierRequest
@@ -74,6 +74,7 @@ def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
     return found
 
 
+@pytest.mark.soak
 def test_a_killed_frontier_trains_on_from_its_checkpoints(
     cluster: LocalCluster,
     tmp_path: Path,

@@ -6,10 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.support.launched import launched
 
 from elastune.core.journal.files import read
-from elastune.core.journal.records import Decided, RunFinished
+from elastune.core.journal.records import Decided, RunFailed, RunFinished
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
@@ -46,6 +47,7 @@ def exact(out: Path, epochs: int = 3) -> bool:
     return seen.exact and [epoch.once for epoch in seen.epochs] == [SAMPLES] * epochs
 
 
+@pytest.mark.soak
 def test_torchrun_and_back(cluster: LocalCluster, tmp_path: Path) -> None:
     """A part of the run under torchrun, the rest on elastic workers; and the other way round."""
     spec = RunSpec(PROGRAM, tmp_path / "whole", seed=3, execution=ExecutionSettings(workers=1, num_slots=4))
@@ -80,3 +82,13 @@ def test_workers_of_torchrun_stand_as_the_mesh_says(cluster: LocalCluster, tmp_p
     end = torchrun(out, "--mesh", "data=2,shard=2", "--max-steps", "12", workers=4, program=program)
     assert end.sha256 == whole.sha256
     assert max(row.optimizer for row in end.memory) < 0.7 * whole.memory[0].optimizer
+
+
+def test_survivors_of_a_rank_name_it(tmp_path: Path) -> None:
+    out, errors = tmp_path / "run", tmp_path / "errors"
+    execution = ["--slots", "4", "--workers", "3", "--seed", "3", "--set", 'faults=["kill 1 5 gather"]']
+    assert launched(["run", str(PROGRAM.path), *execution, "--json", "--out", str(out)], 3, errors) == [1, -9, 1]
+    failed = [entry.record for entry in read(out / "journal.jsonl") if isinstance(entry.record, RunFailed)]
+    words = "rank 1 is lost: its process or its host has ended (what failed here: "
+    assert [(record.reason, record.detail.startswith(words)) for record in failed] == [("worker_lost", True)]
+    assert f"worker 2, worker_lost: {words}" in errors.read_text()

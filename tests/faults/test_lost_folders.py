@@ -27,6 +27,7 @@ def spec(program: Program, out: Path, pause_s: float = 0.0) -> RunSpec:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["removed", "replaced", *soaked("moved")])
 def test_a_folder_that_is_gone_ends_the_run_at_once(
     cluster: LocalCluster, tmp_path: Path, tiny: Program, how: str

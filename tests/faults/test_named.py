@@ -33,6 +33,7 @@ def left(cluster: LocalCluster, tmp_path: Path) -> Runs:
     return Runs(cluster, tmp_path, LEFT)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("how", "seen"),

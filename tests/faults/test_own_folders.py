@@ -85,6 +85,7 @@ class OwnFolders:
         return [entry.record for entry in read(journal) if isinstance(entry.record, kind)] if journal.exists() else []
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_run_without_a_shared_folder_loses_a_host_its_controller_and_nothing_else(
     tmp_path: Path, cluster: LocalCluster

@@ -86,6 +86,7 @@ def test_nothing_happens(runs: HostRuns, undisturbed: Ran) -> None:
     assert set(ran.codes.values()) == {0}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("worker", "place"), [(0, "scatter"), *soaked((1, "gather"), (2, "reduced"))])
 def test_a_host_is_cut_off_in_a_step(runs: HostRuns, undisturbed: Ran, worker: int, place: str) -> None:
     """No end of connection, only silence: the others go on after the heartbeat, the one that is alone ends itself."""
@@ -96,6 +97,7 @@ def test_a_host_is_cut_off_in_a_step(runs: HostRuns, undisturbed: Ran, worker: i
     assert "silent" in ran.logs[worker].splitlines()[-1]
 
 
+@pytest.mark.soak
 def test_a_link_that_comes_back_too_late_changes_nothing(runs: HostRuns, undisturbed: Ran) -> None:
     """The others have gone on without it by several steps; it finds its connections closed."""
     act = CutOff(0, steps=4)
@@ -128,6 +130,7 @@ def test_a_link_that_comes_back_in_time_is_a_pause(runs: HostRuns, undisturbed: 
     assert set(ran.codes.values()) == {0}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("dies", ["giver", "joiner's link", *soaked("joiner")])
 def test_a_death_in_a_slow_hand_over(runs: HostRuns, wide_undisturbed: Ran, dies: str, tmp_path: Path) -> None:
     """The state is large and the joiner's link slow; when part of it has arrived, one of the two is lost."""

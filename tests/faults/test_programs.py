@@ -120,6 +120,7 @@ def in_a_process(odd: OddProgram, folder: Path) -> Said:
     return Said(done.returncode, done.stdout, done.stderr, seconds)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "odd", [one for odd in PROGRAMS for one in (soaked(odd) if odd.soak else [odd])], ids=lambda odd: odd.name
 )

@@ -129,6 +129,7 @@ def test_wherever_it_dies_all_agree_who_is_in_the_mean(runs: Runs, tmp_path: Pat
     same(tmp_path / "end", "diloco:quorum=2", left_out(run_result))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", ["before", *soaked("after")])
 def test_a_frozen_worker_stalls_nobody_for_longer_than_the_grace(runs: Runs, tmp_path: Path, place: str) -> None:
     run_result = ran(runs, tmp_path / "end", "diloco:quorum=3,grace=8", [f"stop 1 6 {place}"])
@@ -140,6 +141,7 @@ def test_a_frozen_worker_stalls_nobody_for_longer_than_the_grace(runs: Runs, tmp
     same(tmp_path / "end", "diloco:quorum=3,grace=8", {6: [1]})
 
 
+@pytest.mark.soak
 def test_who_freezes_in_the_exchange_is_not_waited_for_until_its_heartbeats_are_missed(
     runs: Runs, tmp_path: Path
 ) -> None:
@@ -151,6 +153,7 @@ def test_who_freezes_in_the_exchange_is_not_waited_for_until_its_heartbeats_are_
     same(tmp_path / "end", "diloco:quorum=3,grace=8", {6: [1]})
 
 
+@pytest.mark.soak
 def test_who_has_more_learners_than_the_others_is_not_late(runs: Runs, tmp_path: Path) -> None:
     """Two of three workers have a learner each, which is a quorum, 4.5 s before the third has trained its two."""
     spec = plan("local:quorum=2,grace=4")

@@ -17,6 +17,7 @@ from elastune.runtime.clusters.local import LocalCluster
 PROGRAM = Program(Path(__file__).parent / "programs" / "watching.py")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("workers", "resize", "faults", "route"),
     [

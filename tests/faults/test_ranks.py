@@ -88,6 +88,7 @@ IN_CI = (  # of each way to say it: a call, a number of calls, an end, a start, 
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("act", [*IN_CI, *soaked(*sorted(TOLD.keys() - set(IN_CI)))])
 def test_ranks_that_differ_are_named(cluster: LocalCluster, tmp_path: Path, act: str) -> None:
     failure = ends(cluster, tmp_path / "run", act)
@@ -136,6 +137,7 @@ TORCHRUN = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("act", ["break", "rate", "sleep", *soaked("stops early", "sum", "break, by torchrun")])
 def test_under_torchrun(tmp_path: Path, act: str) -> None:
     """There is no coordinator: workers tell each other through the store by which they met. Once by torchrun itself."""

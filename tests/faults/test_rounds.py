@@ -40,6 +40,7 @@ def same(ran: Ran, undisturbed: Ran) -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "fault",
     [
@@ -57,6 +58,7 @@ def test_killed_at_every_place_of_a_round(runs: Runs, undisturbed: Ran, fault: s
     assert ran.lost == [int(fault.split()[1])]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "sync",
     [
@@ -75,6 +77,7 @@ def test_killed_where_learners_mix(runs: Runs, sync: str) -> None:
     assert max(len(r.members) for r in ran.regrouped) == 3
 
 
+@pytest.mark.soak
 def test_killed_while_a_fragment_is_under_way(runs: Runs) -> None:
     """Before a worker sends its part, before it sends the others theirs of the sum, and after all have adopted it."""
     how: dict[str, Any] = {"spec": {"sync": SyncPlan.parse("diloco:learners=4,every=6,fragments=2")}}
@@ -106,6 +109,7 @@ def tour(names: Sequence[str]) -> list[str]:
     return way[::-1]
 
 
+@pytest.mark.soak
 def test_every_strategy_takes_every_others_place(runs: Runs) -> None:
     """All pairs, two steps each, or a round in which what is sent late arrives, with two deaths and two changes of
     workers."""
@@ -157,6 +161,7 @@ def test_anything_changes_at_any_time(runs: Runs, count: int) -> None:
     assert len({len(record.members) for record in ran.regrouped}) > 1
 
 
+@pytest.mark.soak
 def test_the_program_and_a_policy_change_how_workers_agree(runs: Runs) -> None:
     """What the lines of step 5 ask for rides in step 6, and counts after it; in a round, after the next one."""
     sync = "local:learners=4,every=3"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ def test_nothing_happens(runs: Runs, undisturbed: Ran) -> None:
     kept_on(runs(4, execution=ZERO), undisturbed)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "place",
     ["launched", "gate", "gated", "spreading", *soaked("backward", "added", "applied", "stepped")],
@@ -62,6 +62,7 @@ def test_killed_where_parameters_lie_in_shares_as_well(runs: Runs, undisturbed: 
     assert ran.lost == [1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "faults",
     [
@@ -103,15 +104,14 @@ def test_killed_while_others_are_elsewhere(runs: Runs, undisturbed: Ran, faults:
 def test_killed_while_a_checkpoint_is_written_in_pieces(
     runs: Runs, undisturbed: Ran, tmp_path: Path, faults: list[str]
 ) -> None:
-    """It is written by the survivors, and is as whole as any other: another crew goes on from it."""
+    """Survivors train on, perhaps without it. The next one is as whole as any other: other workers go on from it."""
     out, every = tmp_path / "out", {"checkpoint_every_steps": 10}
     ran = runs(4, execution=ZERO, faults=faults, out=out, spec={**every, "max_steps": 11})
     assert sorted(ran.lost) == sorted(int(fault.split()[1]) for fault in faults if fault.startswith("kill"))
     assert not [r for r in ran.records if isinstance(r, Restarted | StateLost)]
     folder = out / "checkpoints"
     assert not [path for path in folder.iterdir() if path.name.startswith(".")], "drafts"
-    shutil.rmtree(of_step(folder, 11))
-    assert complete(folder) == [of_step(folder, 10)]
+    assert complete(folder)[-1] == of_step(folder, 11)
     rest = runs(3, execution=ZERO, faults=faults, out=out, spec={**every, "resume": True})
     assert rest.sha256 == undisturbed.sha256
 
@@ -151,6 +151,7 @@ def test_one_copy_alone_is_lost_with_its_holder(runs: Runs, undisturbed: Ran) ->
     assert [r.step for r in ran.records if isinstance(r, Restarted)] == [6]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("workers", "reshape", "faults"),
     [

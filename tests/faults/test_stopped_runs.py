@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Record, Reported, RunFailed, RunFinished, RunStarted
 from elastune.core.run import ExecutionSettings, Program, RunSpec
@@ -94,6 +96,7 @@ def test_a_second_interrupt_ends_it(tmp_path: Path, tiny: Program, controller, u
     assert (failure.reason, failure.detail) == ("interrupted", "ended by a second interrupt")
 
 
+@pytest.mark.soak
 def test_a_killed_controller_takes_its_workers_along_and_the_run_goes_on(
     cluster: LocalCluster, tmp_path: Path, tiny: Program, controller, until, all_gone
 ) -> None:

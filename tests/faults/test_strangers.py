@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from tests.support.elastic_runs import Runs
 from tests.support.strangers import Strangers, garbage
 
@@ -14,6 +15,7 @@ from elastune.runtime.clusters.local import LocalCluster
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 
 
+@pytest.mark.soak
 def test_groups_form_again_and_again_among_strangers(cluster: LocalCluster, tmp_path: Path) -> None:
     """They connect all the time: silent, with noise, with what gloo takes for a peer. The run does not show it."""
     runs = Runs(cluster, tmp_path, PROGRAM)

@@ -61,6 +61,7 @@ def test_a_worker_with_stale_parents_ends_the_run_before_anything_is_summed(clus
     assert [topology for _, topology, *_ in laid(stale)][:2] == ["parents=[0,0,1]", "parents=[1,1,1]"]
 
 
+@pytest.mark.soak
 def test_in_fast_mode_sums_are_equal_up_to_rounding(runs: Runs) -> None:
     ways = [{"execution": {"topology": topology}} for topology in ("native", "tree", "ring")] + [{"spec": REROUTING}]
     reports = [runs(4, mode="fast", plain=True, **way).reports[-1]["loss"] for way in ways]

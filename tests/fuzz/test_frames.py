@@ -19,7 +19,7 @@ from tests.support.members_kit import Raw, coordinating, members
 from elastune.core.journal.records import ConnectionsRefused
 from elastune.core.run import Place, Program, RunSpec
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.wire.handshake import RESPONSE_BYTES, TokenRefused, admit, challenge, new_nonce, respond, verify
+from elastune.elastic.wire.contact import RESPONSE_BYTES, TokenRefused, admit, challenge, new_nonce, respond, verify
 from elastune.elastic.wire.messages import (
     Answer,
     Beat,

@@ -29,6 +29,7 @@ def joined() -> Callable[..., None]:
     return act
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(shutil.which("g++") is None, reason="TorchInductor needs a C++ compiler on a CPU, and here is none")
 def test_two_workers_run_what_one_has_compiled(cluster: LocalCluster, tmp_path: Path) -> None:
     runs, settings = Runs(cluster, tmp_path, PROGRAM), {"cache": str(tmp_path / "cache"), "limit_s": 280.0}

@@ -52,6 +52,7 @@ THREE_AXES = {
 }
 
 
+@pytest.mark.soak
 def test_three_axes(eight: LocalCluster, tmp_path: Path) -> None:
     """With divided layers: what one worker computes in as many blocks."""
     alone = trained(eight, tmp_path / "alone", mechanism="tensor")

@@ -15,7 +15,8 @@ from tests.support.elastic_runs import Runs
 from tests.support.sessions import lone_session
 
 from elastune.core.errors import UserError
-from elastune.core.run import ExecutionSettings, Mode, Program, RunSpec, derive
+from elastune.core.run import ExecutionSettings, Program, RunSpec, derive
+from elastune.core.slots import Mode
 from elastune.parallel.mechanisms.tensor_storage import whole
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job

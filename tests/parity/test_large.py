@@ -34,6 +34,7 @@ def test_bits_show_neither_where_a_model_was_built_nor_what_ran_again(
         assert ran(cluster, tmp_path / name, execution, **wide, **config).sha256 == plain.sha256, name
 
 
+@pytest.mark.soak
 def test_a_model_for_which_no_worker_has_room_trains_on_four(cluster: LocalCluster, tmp_path: Path) -> None:
     """Each process may take so much more than it has; a replica would need 64 MB each for parameters, gradients, their
     sums and momentum. (What counts is address space, in which a thread's stack takes 8 MB.)

@@ -289,6 +289,7 @@ def reference(optimizer: str, samples: str, plan: SyncPlan, changes: Sequence[tu
     return fingerprint({"model": one.model.state_dict(), "optimizer": one.optimizer.state_dict()})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("optimizer", "sync"),
     [
@@ -316,6 +317,7 @@ def test_workers_do_not_show(cluster: LocalCluster, tmp_path: Path, samples: str
     assert {run.steps for run in results.values()} == {STEPS}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("sync", "carried"),
     [
@@ -339,6 +341,7 @@ def test_neither_workers_nor_topologies_show(
     assert result == dict.fromkeys(carried, expected)
 
 
+@pytest.mark.soak
 def test_rounded_numbers_are_fewer_bytes(cluster: LocalCluster, tmp_path: Path, samples: str) -> None:
     """In ``fast`` mode however many learners a worker has; in ``exact`` mode each learner's go by themselves."""
     config = {"samples": samples, "optimizer": "sgd", "schedule": "step"}

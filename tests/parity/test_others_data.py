@@ -23,6 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["map", "stream", "tars"])
 def test_each_sample_is_used_once_an_epoch_whoever_dies(cluster: LocalCluster, folder: Path, kind: str) -> None:
     seen: list[list[int]] = []

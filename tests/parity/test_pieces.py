@@ -15,7 +15,8 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
-from elastune.train.checkpoints.checkpoint import complete, file_name
+from elastune.train.checkpoints.checkpoint import complete
+from elastune.train.checkpoints.checkpoint_part import file_name
 
 PROGRAM = Path(__file__).parent / "programs" / "shares.py"
 ZERO: dict[str, Any] = {"mechanism": "zero"}

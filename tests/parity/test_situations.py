@@ -16,14 +16,12 @@ from tests.support.sessions import lone_session
 from elastune.core.journal.records import Record, Reported
 from elastune.core.run import ExecutionSettings, Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.runtime.job.against import by_batch, judge_against, plain_request
-from elastune.runtime.job.program_check import ShortRunsOfProgram
+from elastune.runtime.job.program_check import ShortRunsOfProgram, by_batch, judge_against, plain_request
 from elastune.train.program.load import load, process_restored
-from elastune.train.proof.compare import first_difference
+from elastune.train.proof.compare import first_difference, read_run
 from elastune.train.proof.findings import ShortRun, judge
 from elastune.train.proof.plain import observe
 from elastune.train.proof.recorder import Recorder, Recording
-from elastune.train.proof.records import read_run
 from elastune.train.step import StopTraining
 
 STEPS, SLOTS = 6, 4
@@ -144,6 +142,7 @@ def row(situation: Situation, cluster: LocalCluster, folder: Path) -> Row:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda each: each.name)
 def test_a_situation(situation: Situation, cluster: LocalCluster, tmp_path: Path) -> None:
     assert torch.get_num_threads() == 1, "rounding depends on it"

@@ -47,6 +47,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, list[f
     return {name: alone(name, tmp_path_factory.mktemp(name)) for name in twins()}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", twins())
 def test_losses_are_those_of_the_plain_loop(name: str, one: dict[str, tuple[str, list[float], int]]) -> None:
     seed_everything(derive(SEED, "init"))
@@ -82,6 +83,7 @@ def test_a_second_worker_does_not_show(one: dict[str, tuple[str, list[float], in
                 assert workers.receive(rank) == (name, *one[name][:2])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", twins())
 def test_a_resumed_run_goes_on(name: str, tmp_path: Path, one: dict[str, tuple[str, list[float], int]]) -> None:
     whole, losses, steps = one[name]

@@ -334,6 +334,7 @@ def trained(out: Path, config: dict[str, Any], until: int | None, resume: bool, 
     return results
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("by", ["step", "epoch"])
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_an_interrupted_run_goes_on_with_the_same_rates(tmp_path: Path, name: str, by: str) -> None:

@@ -223,6 +223,7 @@ def test_pngs_are_the_same_each_time_and_follow_the_data(found, with_rows):
     assert first != static.png(tradeoff_figure(with_rows({2: {"quality": 0.90}})))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "change",
     [

@@ -13,6 +13,7 @@ import faulthandler
 import gc
 import importlib
 import io
+import logging
 import os
 import runpy
 import signal
@@ -32,7 +33,8 @@ from tests.support.hosts import enter
 from elastune.cli import main
 from elastune.runtime.clusters import fork_server
 from elastune.runtime.clusters.local import WARM
-from elastune.train import preflight, rehearsal
+from elastune.runtime.job import preflight
+from elastune.train import rehearsal
 
 CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000  # <linux/sched.h>
 LOOK_S = 0.002
@@ -166,10 +168,10 @@ SERVER = "elastune.runtime.clusters.fork_server"
 STARTS: dict[str, Callable[[Sequence[str]], int | None]] = {
     SERVER: _serve,
     "elastune": main,
-    "elastune.train.preflight": lambda words: preflight.main(),
+    "elastune.runtime.job.preflight": lambda words: preflight.main(),
     "elastune.train.rehearsal": lambda words: rehearsal.main(),
 }
-STARTERS = ("runtime.clusters.fork", "runtime.clusters.local", "train.preflight", "train.rehearsal")
+STARTERS = ("runtime.clusters.fork", "runtime.clusters.local", "runtime.job.preflight", "train.rehearsal")
 """The modules that start one of these."""
 IN_PLACE = SimpleNamespace(**{**vars(subprocess), "Popen": popen, "run": run})
 
@@ -244,6 +246,7 @@ def hide(folder: Path) -> None:
 
 def _begin_anew(outputs: tuple[int, int], keeps: Sequence[int], env: dict[str, str] | None) -> None:
     """Be as like a new process as can be: nothing of the test's is open, waited for, or imported."""
+    logging.getLogger().handlers.clear()  # pytest's: the numbers of their files will be those of others
     gc.freeze()  # no object of the test's may be ended here: it could close a file that has the number of an old one
     atexit._clear()
     signal.setitimer(signal.ITIMER_REAL, 0)

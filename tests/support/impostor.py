@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from types import TracebackType
 
-from elastune.elastic.wire.handshake import NONCE_DIGITS, challenge, new_nonce, respond
+from elastune.elastic.wire.contact import NONCE_DIGITS, challenge, new_nonce, respond
 
 
 class Impostor:

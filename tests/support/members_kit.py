@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from elastune.core.journal.records import MembershipEvent
 from elastune.elastic.coordinator.controller_interface import ListenOptions, Timeouts, WorkerBounds, WorkerLookups
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.wire.handshake import (
+from elastune.elastic.wire.contact import (
     CHALLENGE_BYTES,
     PROOF_BYTES,
     RESPONSE_BYTES,

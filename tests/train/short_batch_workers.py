@@ -10,7 +10,8 @@ from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.core.run import ExecutionSettings, Mode
+from elastune.core.run import ExecutionSettings
+from elastune.core.slots import Mode
 from elastune.testing.worker_processes import Worker
 
 

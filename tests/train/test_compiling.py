@@ -21,9 +21,9 @@ from elastune.core.run import ExecutionSettings
 from elastune.report.explain import _compiling
 from elastune.train import compiling
 from elastune.train.checkpoints.start_from import weights_in
-from elastune.train.compiling import COMPILED, CompileTimes, is_compiled, plain, too_many_shapes
+from elastune.train.compiling import is_compiled, plain, too_many_shapes
 from elastune.train.models import Prepared
-from elastune.train.progress import StepTimes
+from elastune.train.progress import COMPILED, CompileTimes, StepTimes
 from elastune.train.step import WarmedUp, warm_up
 
 COMPILE = {"backend": "eager"}

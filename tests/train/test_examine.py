@@ -11,7 +11,7 @@ import torch
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import ExecutionSettings, Program, RunSpec
-from elastune.train.preflight import examined_meanwhile
+from elastune.runtime.job.preflight import examined_meanwhile
 from elastune.train.program.load import load_as_guest
 from elastune.train.rehearsal import refusal_of
 
@@ -152,6 +152,6 @@ def test_an_error_of_the_callers_ends_the_process(choosy: Program) -> None:
 
 
 def test_where_nothing_is_divided_no_process_is_started(choosy: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastune.train.preflight.subprocess.Popen", None)
+    monkeypatch.setattr("elastune.runtime.job.preflight.subprocess.Popen", None)
     with examined_meanwhile(spec_of(choosy, ExecutionSettings(workers=4))):
         pass

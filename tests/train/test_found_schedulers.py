@@ -93,6 +93,7 @@ def test_rates_are_those_of_the_plain_loop(tmp_path: Path, name: str, make: Make
     assert train(session, make, per_batch, [])[1] == plain(make, per_batch)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "make", "per_batch"), CASES)
 @pytest.mark.parametrize("cut", [2, 3, 4])
 def test_a_cut_run_goes_on_as_the_whole_one(tmp_path: Path, name: str, make: Make, per_batch: bool, cut: int) -> None:

@@ -148,6 +148,7 @@ def test_a_program_that_ends_its_process_ends_a_process_of_its_own(tmp_path: Pat
         rehearse_apart(Program(tmp_path / "gone.py"), {})
 
 
+@pytest.mark.soak
 def test_a_rehearsal_has_the_programs_own_arguments(tmp_path: Path) -> None:
     parser = (
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--width', type=int, default=32)\n"

@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings
+from elastune.train.models import untracked_scaler
 from elastune.train.rng import epoch_order
-from elastune.train.tracked import untracked_scaler
 
 
 def built() -> tuple[nn.Module, torch.optim.Optimizer, GradScaler]:

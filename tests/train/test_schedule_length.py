@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as torch_schedulers
 
-from elastune.train.schedule_length import FREE, KEEPS, RISES, ScheduleEnd, ended_by, ends_of
+from elastune.train.schedules import FREE, KEEPS, RISES, ScheduleEnd, ended_by, ends_of
 
 S = torch_schedulers
 MADE: dict[str, tuple[Callable[[Any], Any], list[ScheduleEnd]]] = {

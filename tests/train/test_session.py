@@ -81,6 +81,7 @@ def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 @pytest.mark.parametrize("micro_batch", [None, 3])
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elastune.core.run import Mode
+from elastune.core.slots import Mode
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,7 @@ from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.adapt.policies.base import Policy
-from elastune.adapt.policies.run import Run
+from elastune.adapt.policies.base import Policy, Run
 from elastune.core.errors import UserError
 from elastune.core.journal.records import SyncChanged
 from elastune.core.run import Adapt, ExecutionSettings
@@ -107,6 +106,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return fingerprint(one) == fingerprint(other)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["session.set_sync", "policy Asks"])
 @pytest.mark.parametrize(("strategy", "setting"), CHANGES)
 def test_any_setting_changes_while_training_goes_on(tmp_path: Path, strategy: str, setting: str, how: str) -> None:

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan
-from elastune.train.tracked import Tracked
+from elastune.train.models import Tracked
 
 
 def always() -> bool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 import torch
 
-from elastune.core.batch_slices import shares
 from elastune.core.clock import SystemClock
 from elastune.core.errors import UserError
 from elastune.core.journal.records import StepsCompleted
 from elastune.core.run import Position
+from elastune.core.slots import shares
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group, GroupBroken
@@ -195,6 +195,20 @@ def test_a_step_from_its_beginning_to_its_commit() -> None:
     assert world.progress.spans == [[1, 16, 24, 40, 6, 6]]
     world.log.flush()
     assert [(r.start, r.stop, r.first_step) for r in world.sent if isinstance(r, StepsCompleted)] == [(16, 24, 6)]
+
+
+def test_steps_before_a_worker_joined_stay_those_of_the_member_that_took_them() -> None:
+    sent: list[Any] = []
+    member, joiner = SampleLog(0, sent.append), SampleLog(5, sent.append)
+    member.add(Position(step=4, offset=32), 1, 8, 64, view=1, workers=1)
+    joiner.load_state_dict(member.state_dict())
+    joiner.add(Position(step=5, offset=40), 1, 8, 64, view=2, workers=2)
+    joiner.flush()
+    assert [(r.worker, r.version, r.first_step, r.last_step) for r in sent] == [(0, 1, 5, 5), (5, 2, 6, 6)]
+    joiner.load_state_dict({"open": {**asdict(sent[0]), "version": 2}})  # another worker's checkpoint, in the same view
+    joiner.add(Position(step=5, offset=40), 1, 8, 64, view=2, workers=2)
+    joiner.flush()
+    assert [(r.worker, r.first_step) for r in sent[2:]] == [(0, 5), (5, 6)]
 
 
 def break_the_reduction(world: World) -> ControlVector | None:

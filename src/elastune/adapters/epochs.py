@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler
 
 from elastune.core.errors import UserError
+from elastune.parallel.comm.norms import exact_sum
 from elastune.train.data.loading import drawn
 from elastune.train.program.load import at_end, end_program
 from elastune.train.rng import streams_kept
@@ -53,6 +54,7 @@ def rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
         "multiprocessing_context": loader.multiprocessing_context if has_workers else None,
         "generator": loader.generator,
         "prefetch_factor": loader.prefetch_factor if has_workers else None,
+        "persistent_workers": has_workers and loader.persistent_workers,
     }
     return DataLoader(**{**options, **changes})
 
@@ -179,6 +181,62 @@ class Evaluation:
         parts = {int(place): rows for place, rows in zip(places.value, gathered.value, strict=True)}
         kept = [rows for place, rows in sorted(parts.items()) if place >= 0]
         return torch.cat(kept).to(tensor.device)
+
+
+class DividedEvaluation:
+    """Evaluation passes of which each worker reads its own batches; values are then reduced over all workers.
+
+    A pass that cannot be divided into whole batches of all samples is read by each worker, and reduces nothing.
+
+    Attributes:
+        on: Whether the newest pass was divided.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.on = False
+
+    def __deepcopy__(self, memo: Any) -> DividedEvaluation:
+        """Return itself: Lightning copies the metrics that reduce by it."""
+        return self
+
+    def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Yield this worker's batches of one pass over ``loader``."""
+        sized = loader.batch_size is not None and hasattr(loader.dataset, "__len__")
+        whole = sized and not loader.drop_last and isinstance(loader.sampler, WHOLE)
+        self.on = whole and len(loader) >= self._session.size > 1
+        yield from self._session.batches(loader, train=False) if self.on else loader
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensors of all workers, stacked, where the newest pass was divided; else ``tensor``."""
+        if not self.on:
+            return tensor
+        workers, gathered = self._session.size, self._session.gather("reduced", tensor.detach()).wait()
+        if len(gathered.workers) < workers:
+            self._session.sum(0.0)  # a lost worker took a part with it: all evaluate again
+        return torch.stack(gathered.value).to(tensor.device)
+
+    def reduce(self, tensor: torch.Tensor, op: Any = "mean") -> torch.Tensor:
+        """Return the sum, mean, maximum or minimum over all workers, where the newest pass was divided.
+
+        Sums and means are rounded once, so they depend on no order.
+
+        Raises:
+            UserError: For another ``op``.
+        """
+        if not self.on:
+            return tensor
+        name = str(op).rpartition(".")[2].lower()
+        rows = self.gather(tensor)
+        if name in ("max", "min"):
+            return rows.amax(0) if name == "max" else rows.amin(0)
+        if name not in ("sum", "mean", "avg"):
+            raise UserError("values of an evaluation are reduced by sum, mean, max or min", op, "use one of them")
+        sums = [exact_sum(column) for column in rows.reshape(len(rows), -1).double().t().tolist()]
+        divisor = 1 if name == "sum" else len(rows)
+        dtype = tensor.dtype if divisor == 1 or tensor.is_floating_point() else torch.get_default_dtype()
+        values = torch.tensor([value / divisor for value in sums], dtype=torch.float64)
+        return values.to(dtype).reshape(tensor.shape).to(tensor.device)
 
 
 class _Numbered(Dataset[Any]):

@@ -14,7 +14,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.utils.data import DataLoader
 
-from elastune.adapters.epochs import Loader, Scheduler, SessionEpochs, first_batch
+from elastune.adapters.epochs import DividedEvaluation, Loader, Scheduler, SessionEpochs, first_batch
 from elastune.core.errors import UserError
 from elastune.train.program.load import current_session
 from elastune.train.session import Session
@@ -78,15 +78,20 @@ class RunLogger(Logger):
 class FabricStrategy(SingleDeviceStrategy):
     """A strategy for Fabric that trains on a run's workers, while the script sees one process (docs/programs.md).
 
+    Args:
+        divide_evaluation: Whether each worker reads its own batches of a pass that evaluates. The script then reduces
+            what it adds up with ``fabric.all_reduce``, as it must under other strategies for several processes.
+
     Raises:
         UserError: Outside of a run.
     """
 
     cluster_environment = LightningEnvironment()  # whatever started the worker: Slurm's variables are for elastune
 
-    def __init__(self) -> None:
+    def __init__(self, divide_evaluation: bool = False) -> None:
         self.session = current_session()
         self.passes = SessionEpochs(self.session)
+        self._divides, self._evaluation = divide_evaluation, DividedEvaluation(self.session)
         super().__init__(self.session.device)
         self._prepared: nn.Module | None = None
         self._steps = FabricSteps(self.session)
@@ -147,8 +152,19 @@ class FabricStrategy(SingleDeviceStrategy):
     def _batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         model = self._prepared
         if model is not None and model.training and torch.is_grad_enabled():
+            self._evaluation.on = False
             return self._steps.of(self.passes.train(loader))
-        return first_batch(loader) if self.passes.again else iter(loader)
+        if self.passes.again:
+            return first_batch(loader)
+        return self._evaluation.batches(loader) if self._divides else iter(loader)
+
+    def all_reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduce over all workers after a divided evaluation; else return ``tensor``."""
+        return self._evaluation.reduce(tensor, reduce_op)
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """Stack the tensors of all workers after a divided evaluation; else return ``tensor``."""
+        return self._evaluation.gather(tensor)
 
     def backward(self, tensor: torch.Tensor, module: nn.Module | None, *args: Any, **options: Any) -> None:
         """Do what ``session.backward`` does; ``tensor`` is the mean over the batch."""
@@ -186,6 +202,7 @@ class Fabric(lightning.fabric.Fabric):
 
     Args:
         loggers: Further loggers of the script's own.
+        divide_evaluation: See ``FabricStrategy``.
         options: Options of Fabric's. ``precision``, ``plugins`` and ``callbacks`` are used; others are ignored.
 
     Raises:
@@ -197,9 +214,9 @@ class Fabric(lightning.fabric.Fabric):
         >>> loader = fabric.setup_dataloaders(loader)
     """
 
-    def __init__(self, *, loggers: Any = None, **options: Any) -> None:
+    def __init__(self, *, loggers: Any = None, divide_evaluation: bool = False, **options: Any) -> None:
         run_loggers = loggers if isinstance(loggers, Sequence) else [loggers] * bool(loggers)
-        strategy = FabricStrategy()
+        strategy = FabricStrategy(divide_evaluation)
         fabric_options: dict[str, Any] = {
             name: options[name] for name in ("precision", "plugins", "callbacks") if name in options
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
-from elastune.adapters.epochs import Loader, rebuilt
+from elastune.adapters.epochs import DividedEvaluation, Loader, rebuilt
 from elastune.core.errors import UserError
-from elastune.train.data.batches import Batches
+from elastune.train.data.source import Batches
 from elastune.train.program.load import at_end, current_session, end_program
 from elastune.train.session import Session
 
@@ -43,10 +44,17 @@ class TrainerProgress:
 class EpochEndCallback(Callback):
     """Notes the end of a pass, and reports what was logged in it before a test after the training clears it."""
 
-    def __init__(self, session: Session, end_pass: Callable[[], None]) -> None:
+    def __init__(self, session: Session, end_pass: Callable[[], None], evaluation: DividedEvaluation) -> None:
         self._session = session
         self._end_pass = end_pass
+        self._evaluation = evaluation
         self._whole = False
+
+    def on_validation_batch_end(self, trainer: Trainer, module: LightningModule, *args: Any) -> None:
+        if self._evaluation.on:
+            reduce_logs(trainer, self._evaluation)
+
+    on_test_batch_end = on_validation_batch_end
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *args: Any) -> None:
         if trainer.is_last_batch:
@@ -66,6 +74,22 @@ class EpochEndCallback(Callback):
         if self._whole and values:
             self._session.report(**values)
         self._whole = False
+
+
+def reduce_logs(trainer: Trainer, evaluation: DividedEvaluation) -> None:
+    """Have what a module has logged in a divided evaluation reduced over all workers at its end.
+
+    Raises:
+        UserError: For a value that is reduced in each batch: workers may have different numbers of batches.
+    """
+    for logged in (trainer._results or {}).values():
+        meta = logged.meta
+        if meta.on_step:
+            rule = "a divided evaluation logs values of the whole pass"
+            raise UserError(rule, f"{meta.name} with on_step=True", "leave on_step out, or divide_evaluation")
+        if logged.is_tensor:  # a mean is the sum of weighted values over that of their weights
+            op = "sum" if meta.is_mean_reduction else meta.reduce_fx.__name__
+            meta.sync._fn = partial(evaluation.reduce, op=op)  # Lightning compares the other attributes
 
 
 def most_epochs(trainer: Trainer) -> int:
@@ -128,6 +152,10 @@ class ElastuneStrategy(SingleDeviceStrategy):
     Lightning takes one step for each batch of its loader. Within that step, a worker runs its parts of the batch one
     after another.
 
+    Args:
+        divide_evaluation: Whether each worker validates and tests on its own batches. What the module logs is reduced
+            over all workers, torchmetrics too; what its hooks add up themselves they reduce, as under DDP.
+
     Raises:
         UserError: Outside of a run.
 
@@ -138,8 +166,9 @@ class ElastuneStrategy(SingleDeviceStrategy):
     optimizers: Any
     cluster_environment = LightningEnvironment()  # whatever started the worker: Slurm's variables are for elastune
 
-    def __init__(self) -> None:
+    def __init__(self, divide_evaluation: bool = False) -> None:
         self.session = current_session()
+        self._divides, self._evaluation = divide_evaluation, DividedEvaluation(self.session)
         super().__init__(self.session.device)
         self._epochs: Iterator[int] = iter(())
         self._pass: Iterator[Any] = iter(())
@@ -162,7 +191,7 @@ class ElastuneStrategy(SingleDeviceStrategy):
         schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         _, *rest = self.session.prepare(self.lightning_module, *self.optimizers, *schedulers)
         self.optimizers = rest[: len(self.optimizers)]
-        self._ends = EpochEndCallback(self.session, self.end_pass)
+        self._ends = EpochEndCallback(self.session, self.end_pass, self._evaluation)
         self.session.track("lightning", TrainerProgress(trainer))
         if (scaler := getattr(self.precision_plugin, "scaler", None)) is not None:  # of 16-mixed
             self.session.track("lightning scaler", scaler)
@@ -172,12 +201,20 @@ class ElastuneStrategy(SingleDeviceStrategy):
         at_end(self.end)
 
     def process_dataloader(self, dataloader: DataLoader[Any]) -> Any:
-        """Return a loader whose passes train where the trainer does; in other passes each worker reads all of it."""
+        """Return a loader whose passes train where the trainer does, and evaluate otherwise."""
         return Loader(self._batches, self._whole(dataloader))
 
     def _batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        if not self._trainer.training:
-            yield from loader
+        trainer = self._trainer
+        self._evaluation.on = False
+        if not trainer.training:
+            evaluates = trainer.validating or trainer.testing
+            limits = trainer.limit_val_batches if trainer.validating else trainer.limit_test_batches
+            if self._divides and evaluates and isinstance(limits, float) and limits == 1.0:
+                self._reduce_metrics()
+                yield from self._evaluation.batches(loader)
+            else:
+                yield from loader
             return
         if self._trains:
             self._ends.report(self._trainer)
@@ -188,6 +225,21 @@ class ElastuneStrategy(SingleDeviceStrategy):
         yield from self._pass
         if self.session.stopped != "complete":
             end_program()
+
+    def _reduce_metrics(self) -> None:
+        """Have the module's torchmetrics reduced over all workers after a divided evaluation."""
+        for metric in self.lightning_module.modules():
+            if hasattr(metric, "dist_sync_fn") and hasattr(metric, "distributed_available_fn"):
+                metric.dist_sync_fn = lambda tensor, group=None: list(self._evaluation.gather(tensor))
+                metric.distributed_available_fn = lambda: self._evaluation.on
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean", *args: Any, **options: Any) -> Any:
+        """Reduce over all workers after a divided evaluation; else return ``tensor``."""
+        return self._evaluation.reduce(tensor, reduce_op) if isinstance(tensor, torch.Tensor) else tensor
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """Stack the tensors of all workers after a divided evaluation; else return ``tensor``."""
+        return self._evaluation.gather(tensor)
 
     def training_step(self, batch: Any, *rest: Any) -> Any:
         """Call the module's ``training_step`` with the next part of ``batch``."""

@@ -27,10 +27,8 @@ from elastune.cli.commands.run import resume_by, run
 from elastune.cli.commands.search import frontier, tune
 from elastune.cli.commands.simulate import simulate
 from elastune.cli.commands.trials import budget, trials
-from elastune.cli.help import HelpCommand
-from elastune.cli.machine import finish_copies
-from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, print_error, results_alone, stopped_code
-from elastune.cli.program_words import ProgramCommand, ResumeCommand, split
+from elastune.cli.options import HelpCommand, ProgramCommand, ResumeCommand, split
+from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, finish_copies, print_error, results_alone, stopped_code
 from elastune.core.errors import UserError
 from elastune.core.plugins import Plugins
 from elastune.runtime.job.interrupts import Interrupted

@@ -55,7 +55,7 @@ def verdict(
     data = {
         "faults": faults,
         "not_injected": dict(not_injected),
-        "changes": len(changes.regroupings),
+        "changes": changes.number,
         "median_pause_s": changes.median_pause_s,
         "longest_pause_s": changes.longest_pause_s,
         "steps_discarded": changes.discarded,

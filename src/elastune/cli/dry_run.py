@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,7 +99,7 @@ def _common_facts(program: Program, out: Path, cluster: str, seed: int, config: 
     batch = config.get(BATCH)
     batch_fact = {BATCH: batch} if isinstance(batch, int) and not isinstance(batch, bool) else {}
     return {
-        "program": str(program.path),
+        "program": str(program.path) if program.command is None else shlex.join(program.command.words),
         "out": str(out),
         "cluster": cluster,
         "seed": seed,

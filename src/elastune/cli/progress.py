@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -16,10 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from elastune.core.formatting import count, duration, plain, printable, settings_text
+from elastune.core.journal import logs
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import fold
 from elastune.core.journal.records import (
     Adopted,
     ChangesAccepted,
+    Checkpointed,
     CheckpointFailed,
     ConnectionsRefused,
     Decided,
@@ -28,12 +32,14 @@ from elastune.core.journal.records import (
     FrontierFound,
     LearnerLeftOut,
     Measured,
+    MembershipEvent,
     NotMeasured,
     PhasesPlanned,
     PolicyFailed,
     Record,
     Regrouped,
     Reported,
+    Restarted,
     RoundsShortened,
     RunFinished,
     RunStarted,
@@ -41,6 +47,7 @@ from elastune.core.journal.records import (
     StartedFrom,
     StepsPlanned,
     StragglerDetected,
+    StreamPriced,
     StudyFinished,
     StudyStarted,
     SyncChanged,
@@ -55,7 +62,6 @@ from elastune.core.journal.records import (
     WarmStarted,
     WorkerGone,
 )
-from elastune.core.journal.trials import fold
 from elastune.core.slots import slot_cost_text
 from elastune.elastic.wire.server import refusal_line
 from elastune.report.lines import (
@@ -64,6 +70,7 @@ from elastune.report.lines import (
     failed_line,
     left_out_line,
     measured_text,
+    restart_line,
     since_line,
     stages_line,
     start_line,
@@ -102,9 +109,11 @@ class RunTracker:
         self.epochs = epochs
         self._max_steps = max_steps
         self._first = [line for line in first if line]  # shown once it trains: a refused run prints one line alone
+        self._slots = self._workers = 0
+        self._view = -1  # the newest view, and how many workers have begun in it
         self._last = ""
         self._measured = ""
-        self._over = False
+        self._over = self._room_low = False
         self._parts: dict[str, float] = {}  # done, by what bounds the run
 
     def observe(self, record: Record) -> tuple[str, bool]:
@@ -120,17 +129,21 @@ class RunTracker:
                 on = count(len(record.workers), "worker")
                 return f"took over {on}, which had lost their controller, after {duration(record.seconds)}", True
             case RunStarted(execution={"mode": "exact", "num_slots": int(slots), "workers": int(workers)}):
-                self._first += filter(None, [slot_cost_text(slots, workers)])
-            case StepsPlanned() if self._first:
-                return self._first.pop(0), True
+                self._slots, self._workers = slots, workers
+            case MembershipEvent(event={"event": "running", "version": int(view)}):
+                self._workers = self._workers + 1 if view == self._view else 1
+                self._view = view
+            case StepsPlanned():
+                if line := self._opening():
+                    return line, True
             case Reported():
                 if self.epochs:
                     self._parts["epochs"] = record.epoch / self.epochs
                 self._count(record.step)
                 of = f"/{self.epochs}" if self.epochs else ""
                 self._last = f"epoch {record.epoch}{of}, step {record.step}: {_metrics(record.metrics)}"
-                if self._first:
-                    return self._first.pop(0), True
+                if line := self._opening():
+                    return line, True
                 return self.state(), False
             case Measured():
                 self._measured = f"step {record.step}: {measured_text(record)}"
@@ -149,7 +162,9 @@ class RunTracker:
             case Regrouped():
                 on = count(len(record.members), "worker")
                 return f"on {on} from step {record.step} on, after {duration(record.pause_s)}", True
-            case StragglerDetected():
+            case Restarted():
+                return restart_line(record), True
+            case StragglerDetected() | StreamPriced():
                 return plain(record.line, 400), True
             case LearnerLeftOut():
                 return left_out_line(record), True
@@ -162,7 +177,12 @@ class RunTracker:
             case StagesDivided():
                 return stages_line(record), True
             case CheckpointFailed():
-                return f"no checkpoint after step {record.step}, older ones stay: {plain(record.why, 300)}", True
+                newest = "" if record.newest is None else f" (the newest is of step {record.newest})"
+                why = plain(record.why, 300)
+                return f"no checkpoint after step {record.step}, older ones stay{newest}: {why}", True
+            case Checkpointed(low=low) if low and not self._room_low:
+                self._room_low = True
+                return f"after the checkpoint of step {record.step} the disk has {plain(low, 300)}", True
             case ConnectionsRefused():
                 return plain(refusal_line(record), 400), True
             case FaultInjected():
@@ -173,6 +193,14 @@ class RunTracker:
                 # What was asked to stop is not done, and the command's last line says so.
                 return ("", False) if stopped in ASKED else (f"done: {_metrics(record.metrics)}", True)
         return "", False
+
+    def _opening(self) -> str:
+        """The next line that the run begins with; "" once all were returned."""
+        if self._first:
+            return self._first.pop(0)
+        text = slot_cost_text(self._slots, self._workers) if self._slots and self._workers else ""
+        self._slots = 0
+        return text
 
     def state(self) -> str:
         return "; ".join(filter(None, (self._last, self._measured))) or "starting"
@@ -202,7 +230,7 @@ class StudyTracker:
         self._table.observe(Entry(time.time(), record))
         match record:
             case StudyStarted():
-                from elastune.tuning.search.early_stopping import halves
+                from elastune.tuning.search.registry import halves
 
                 self._halves = halves(str(record.settings.get("stopping", "none")))
                 return ("resumed", True) if record.resumed else ("", False)
@@ -283,9 +311,19 @@ def earlier_entries(out: Path, resume: bool) -> list[Entry]:
     return read(path) if resume and path.exists() else []
 
 
-def eta_s(done: float | None, elapsed_s: float) -> float | None:
-    """Seconds still to go at the rate so far: elapsed x (1 - done) / done."""
-    return None if done is None or done <= 0 else elapsed_s * (1 - done) / done
+@dataclass(frozen=True)
+class PaceStart:
+    """When work began: ``done`` of it was done after ``elapsed_s`` of the command."""
+
+    elapsed_s: float = 0.0
+    done: float = 0.0
+
+
+def eta_s(done: float | None, elapsed_s: float, since: PaceStart = PaceStart()) -> float | None:
+    """Seconds still to go at the pace since work began. The time before, such as a wait for hosts, is not counted."""
+    if done is None or done <= since.done:
+        return None
+    return (elapsed_s - since.elapsed_s) * (1 - done) / (done - since.done)
 
 
 class Progress:
@@ -295,9 +333,11 @@ class Progress:
         self._tracker = tracker
         self._began = time.monotonic()
         self._shown_s = -PLAIN_EVERY_S
+        self._pace: PaceStart | None = None
+        self._goes_on = False  # work was done before this command began
         self._console = Console(stderr=True)
         self._live: Live | None = None
-        if self._console.is_terminal:
+        if self._console.is_terminal and not logs.active():  # log lines would tear the bar apart
             self._live = Live(
                 get_renderable=self._view,
                 console=self._console,
@@ -310,6 +350,7 @@ class Progress:
     def observe(self, record: Record) -> None:
         """Show ``record``: on a terminal at once, elsewhere at most every ``PLAIN_EVERY_S`` unless it must be shown."""
         line, must = self._tracker.observe(record)
+        self._begin_pace(record)
         if not line:
             return
         line = printable(line)
@@ -323,11 +364,25 @@ class Progress:
             sys.stderr.write(f"[{elapsed_s:7.1f} s] {line}{self._remaining(elapsed_s)}\n")
             sys.stderr.flush()
 
+    def _begin_pace(self, record: Record) -> None:
+        """Note the start of the pace: training begins or, of work that goes on, its state becomes known."""
+        self._goes_on |= isinstance(record, Adopted | TrialAdopted)
+        self._goes_on |= isinstance(record, RunStarted) and record.resumed_step is not None
+        self._goes_on |= isinstance(record, StudyStarted) and record.resumed
+        if self._pace is not None:
+            return
+        elapsed_s = self._elapsed_s()
+        done = self._tracker.done(elapsed_s)
+        if self._goes_on and done is not None:
+            self._pace = PaceStart(elapsed_s, done)
+        elif not self._goes_on and isinstance(record, StepsPlanned | TrialStarted):
+            self._pace = PaceStart(elapsed_s, done or 0.0)
+
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began
 
     def _remaining(self, elapsed_s: float) -> str:
-        left_s = eta_s(self._tracker.done(elapsed_s), elapsed_s)
+        left_s = eta_s(self._tracker.done(elapsed_s), elapsed_s, self._pace or PaceStart())
         return f", {duration(left_s)} to go" if left_s else ""
 
     def _view(self) -> Table:

@@ -18,7 +18,7 @@ from elastune.tuning.cluster_plan.settings import PlanSettings
 from elastune.tuning.study.settings import FrontierSettings, StudySettings
 
 KINDS = {"run": RunSettings, "tune": StudySettings, "frontier": FrontierSettings, "plan": PlanSettings}
-HEADER = "| option | of | in Python | what it says |\n|---|---|---|---|"
+HEADER = "| option | of | what it says |\n|---|---|---|"
 EXECUTION = "execution"
 
 
@@ -30,7 +30,7 @@ def options_table() -> str:
             commands, _ = rows.setdefault((option, text), ([], _keyword(option, kind)))
             commands.append(command)
     lines = [
-        f"| `{option}` | {', '.join(commands)} | {f'`{keyword}`' if keyword else ''} | {_cell(text)} |"
+        f"| {_names(option, keyword)} | {', '.join(commands)} | {_cell(text)} |"
         for (option, text), (commands, keyword) in sorted(rows.items())
     ]
     return "\n".join([HEADER, *lines])
@@ -50,6 +50,13 @@ def _keyword(option: str, kind: type) -> str:
     execution = {setting.option_of(name): name for name, setting in settings_of(ExecutionSettings).items()}
     value = execution.get(option)
     return names.get(option, "" if value is None else f"{EXECUTION}.{value}")
+
+
+def _names(option: str, keyword: str) -> str:
+    """The option, and its keyword in Python where that is not the option's name with underscores."""
+    if not keyword:
+        return f"`{option}` (no keyword)"
+    return f"`{option}`" if keyword == option.removeprefix("--").replace("-", "_") else f"`{option}`, `{keyword}`"
 
 
 def _cell(text: str) -> str:

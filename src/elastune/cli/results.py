@@ -18,9 +18,8 @@ from elastune.core.cost import Prices
 from elastune.core.errors import UserError
 from elastune.core.formatting import bandwidth, byte_count, count, duration, plain
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import compared_all, money
 from elastune.core.journal.records import Entry, FrontierFound, PhasesPlanned, RunFailed, RunFinished
-from elastune.core.journal.spending import money
-from elastune.core.journal.trials import compared_all
 from elastune.core.plan.step_time import last_plan
 from elastune.report.adaptation import (
     Adaptation,
@@ -45,9 +44,8 @@ from elastune.report.study import assets_table, subset_table, tasks_table
 from elastune.report.tables import Table, memory_line
 from elastune.report.worker_changes import Changes, changes_line, gather_changes, left_out_table
 from elastune.runtime.job.output import JOURNAL
-from elastune.tuning.search.constraint import Constraint
+from elastune.tuning.search.constraint import Constraint, shortfall, time_to
 from elastune.tuning.search.objective import valued
-from elastune.tuning.search.time_to_target import shortfall, time_to
 from elastune.tuning.study.results import COSTS, Assets, Picked, PickedAsset, Study, asset_json
 from elastune.tuning.study.trials import Trial, task_of
 
@@ -187,7 +185,7 @@ def _finished(end: RunFinished) -> dict[str, Any]:
 
 def _changed(changes: Changes) -> dict[str, Any]:
     return {
-        "changes": len(changes.regroupings),
+        "changes": changes.number,
         "median_pause_s": changes.median_pause_s,
         "longest_pause_s": changes.longest_pause_s,
         "steps_discarded": changes.discarded,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, get_args
@@ -111,7 +111,7 @@ class Topology:
         shape = f"parents=[{','.join(map(str, self.parents))}]" if self.parents else self.shape
         return shape if self.chunk_kib == DEFAULT_CHUNK_KIB else f"{shape}:chunk_kib={self.chunk_kib}"
 
-    @property
+    @cached_property
     def routed(self) -> bool:
         """Whether sums travel by elastune's routes, not by the backend's own."""
         return self.shape not in ("auto", "native")

@@ -547,11 +547,6 @@ def held(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] = ()) ->
     return tuple(_sorted(segments[rank]) for rank in range(mesh.workers))
 
 
-def state_layout(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> Layout:
-    """Return the pieces of flat parameter blocks that each worker of ``mesh`` holds; see ``held``."""
-    return {rank: tuple(pieces(split, segments)) for rank, segments in enumerate(held(split, mesh, copies, hosts))}
-
-
 def pieces(split: Split, segments: Sequence[Segment]) -> list[Piece]:
     """Return ``segments`` as pieces of one-dimensional tensors that have the names of the blocks."""
     return [

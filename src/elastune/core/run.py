@@ -10,14 +10,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from elastune.core.checkpoint_keeping import KeepCheckpoints
+from elastune.core.command import TrainingCommand
 from elastune.core.communication import Compression, Topology
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.fields import COMMON, Notation, check_types, documented, setting
 from elastune.core.mesh import MechanismName, Mesh
+from elastune.core.slots import Mode
 from elastune.core.sync_plan import MOST_STEP, SyncPlan, SyncSchedule
 
 # The weights that a training begins with.
@@ -76,7 +80,6 @@ def parse_renames(texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 # The parts of a run: the program, its hyperparameters and seed, and the execution settings.
 
-Mode = Literal["exact", "fast"]
 Precision = Literal["fp32", "bf16"]
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
 Scalar = bool | int | float | str
@@ -109,12 +112,14 @@ class Program:
         train: The name of the training function.
         data: The folder of the program's data sets; None: the user gave none.
         arguments: The program's own command line, which it reads from ``sys.argv[1:]``.
+        command: The command that trains, instead of a function; ``path`` then is the file of the search space.
     """
 
     path: Path
     train: str = "train"
     data: Path | None = None
     arguments: tuple[str, ...] = ()
+    command: TrainingCommand | None = None
 
     @property
     def data_text(self) -> str | None:
@@ -417,6 +422,7 @@ class RunSpec:
         until_epoch: Ends the run after so many epochs, with a checkpoint.
         checkpoint_every_steps: None: a checkpoint at the end of each epoch; k: also after every k steps; 0: none at
             all.
+        keep_checkpoints: Which checkpoints stay when newer ones come.
         resume: Continue from the newest checkpoint in ``out``.
         parent: The folder of another run: begin with its newest checkpoint, with this run's own config.
         from_dcp: A checkpoint of torch.distributed.checkpoint: begin with its weights, and with the optimizer's tensors
@@ -445,6 +451,7 @@ class RunSpec:
     max_steps: int | None = None
     until_epoch: int | None = None
     checkpoint_every_steps: int | None = None
+    keep_checkpoints: KeepCheckpoints = field(default_factory=KeepCheckpoints)
     resume: bool = False
     parent: Path | None = None
     from_dcp: Path | None = None
@@ -466,7 +473,7 @@ class RunSpec:
         """Whether several slots, or several workers in ``fast`` mode, train each global batch."""
         return self.most_workers > 1 or (self.execution.mode == "exact" and self.execution.num_slots > 1)
 
-    @property
+    @cached_property
     def most_workers(self) -> int:
         """The most workers that the run may have at once."""
         return max(self.execution.workers, self.elastic.high or 0)

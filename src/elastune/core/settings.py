@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastune.core.checkpoint_keeping import KEEP_CHECKPOINTS, KeepCheckpoints
 from elastune.core.cost import ON_DEMAND
 from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
@@ -112,6 +113,23 @@ class ResumeSettings(Settings):
         "With --resume: go on though the program, its space or the data have changed, and say so in the report.",
         panel="Training",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings(Settings):
+    """The checkpoints of a training."""
+
+    keep_checkpoints: str = setting(
+        str(KeepCheckpoints()),
+        "Checkpoints that stay when newer ones come: the newest N (last), those after a multiple of so many steps "
+        "(every), the best by a reported metric (best:accuracy, or best:loss:min). The newest always stays.",
+        notation=KEEP_CHECKPOINTS,
+        panel="Training",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        KeepCheckpoints.parse(self.keep_checkpoints)
 
 
 @dataclass(frozen=True, kw_only=True)

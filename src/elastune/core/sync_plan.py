@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from elastune.core.errors import UserError
@@ -232,7 +233,7 @@ class SyncPlan:
         value = getattr(self, name)
         return f"{name}={float(value)!r}" if name in REAL else f"{name}={value}"
 
-    @property
+    @cached_property
     def in_rounds(self) -> bool:
         """Whether workers meet after the optimizer's step, once a round, and not in each backward pass."""
         return self.strategy not in ("allreduce", "parameter_server") or self.staleness > 0
@@ -247,7 +248,7 @@ class SyncPlan:
         """Whether fragments are exchanged within a round, while training goes on."""
         return self.cycles * self.fragments > 1
 
-    @property
+    @cached_property
     def has_quorum(self) -> bool:
         """Whether a round can end without some of its learners."""
         return 0 < self.quorum < self.learners

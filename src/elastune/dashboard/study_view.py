@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from elastune.core.formatting import cut
+from elastune.core.journal.folds import TrialSummary, TrialTable
 from elastune.core.journal.records import (
     ActAsked,
     ActDone,
@@ -18,7 +19,6 @@ from elastune.core.journal.records import (
     StudyStarted,
     TrialFinished,
 )
-from elastune.core.journal.trials import TrialSummary, TrialTable
 from elastune.tuning.search.front import default_reference, hypervolume, nondominated
 from elastune.tuning.study.control.acts import BUDGETS, StudyControl
 

@@ -9,7 +9,8 @@ from elastune.core.communication import Compression, Topology
 from elastune.core.errors import UserError
 from elastune.core.mesh import AXES, INSTALLED, STAGED, MechanismName, Mesh
 from elastune.core.options import split
-from elastune.core.run import ExecutionSettings, Mode, Schedule
+from elastune.core.run import ExecutionSettings, Schedule
+from elastune.core.slots import Mode
 from elastune.parallel.mechanisms.registry import DIVIDES, MECHANISMS, STATES
 from elastune.recipes.settings import choice
 from elastune.recipes.spaces import WholeBounds, choose_from, draw_int

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from elastune.core.formatting import printable
 from elastune.core.journal.files import read
-from elastune.core.journal.trials import TrialSummary, fold
+from elastune.core.journal.folds import TrialSummary, fold
 from elastune.runtime.job.output import JOURNAL
 from elastune.train.program.space import from_json
 from elastune.tuning.search.history import new_study, quiet

@@ -19,6 +19,7 @@ from elastune.core.journal.records import (
     Measured,
     NotMeasured,
     PolicyFailed,
+    Restarted,
     RoundsShortened,
     RunStarted,
     StagesDivided,
@@ -158,6 +159,12 @@ def since_line(each: SyncChanged | TopologyChanged) -> str:
     if isinstance(each, TopologyChanged):
         return f"step {each.step}: sums by {plain(each.topology, 80)} from here on ({plain(each.cause, 300)})"
     return f"step {each.step}: {plain(each.sync, 120)} from here on ({plain(each.why, 100)})"
+
+
+def restart_line(restart: Restarted) -> str:
+    """``restarted from step 22: 20 steps repeated, after 7.1 s without a worker``."""
+    after = f", after {duration(restart.pause_s)} without a worker" if restart.pause_s > 0 else ""
+    return f"restarted from step {restart.step}: {count(restart.repeated, 'step')} repeated{after}"
 
 
 def left_out_line(left: LearnerLeftOut) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from elastune.core.formatting import plain
+from elastune.core.journal.folds import TrialSummary, fold
 from elastune.core.journal.records import (
     ChangesAccepted,
     Entry,
@@ -29,7 +30,6 @@ from elastune.core.journal.records import (
     TrialFinished,
     TrialStarted,
 )
-from elastune.core.journal.trials import TrialSummary, fold
 from elastune.tuning.search.front import nondominated
 from elastune.tuning.search.objective import Floats
 from elastune.tuning.study.trials import Trial, outcomes

@@ -11,8 +11,8 @@ from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
 from elastune.core.formatting import count, duration, flat, plain
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import compared_all
 from elastune.core.journal.records import Entry, FrontierFound, PlanMade, RunStarted, StudyStarted
-from elastune.core.journal.trials import compared_all
 from elastune.core.plan.step_time import last_plan
 from elastune.report import sample_ledger
 from elastune.report.adaptation import (
@@ -79,7 +79,7 @@ from elastune.report.worker_changes import (
 )
 from elastune.tuning.search.objective import valued
 from elastune.tuning.study.results import Picked, Study
-from elastune.tuning.study.run_command import program_path, run_command
+from elastune.tuning.study.run_command import program_path, run_command, training_command_of
 from elastune.tuning.study.trials import task_of
 
 JOURNAL = "journal.jsonl"
@@ -465,6 +465,7 @@ def _trial_command(study: StudyOverview, trial: TrialOverview | None) -> str:
         study.settings.get("divergence", FACTOR),
         study.settings.get("data"),
         study.settings.get("arguments", ()),
+        training_command_of(study.settings),
     )
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from elastune.core.journal.records import Entry, LearnerLeftOut, RunFinished, RunStarted, StepsCompleted
+from elastune.core.formatting import count
+from elastune.core.journal.records import Entry, LearnerLeftOut, Restarted, RunFinished, RunStarted, StepsCompleted
 from elastune.report.lines import accepted_lines
 
 Places = tuple[int, int]
@@ -46,6 +47,8 @@ class Ledger:
     disputes: tuple[str, ...] = ()
     accepted: tuple[str, ...] = ()
     """Accepted changes of the program or the data during training."""
+    repeated: int = 0
+    """Steps that were done again from a checkpoint, because no worker was left."""
 
     @property
     def exact(self) -> bool:
@@ -84,7 +87,8 @@ def ledger(entries: Iterable[Entry]) -> Ledger:
     for (_, before), (after, _) in pairwise([(0, 0), *sorted(taken)]):
         if before != after:
             disputes.append(f"steps {min(before, after) + 1} to {max(before, after)} are claimed by nobody, or twice")
-    return Ledger(tuple(seen), steps, tuple(disputes), accepted_lines(entries))
+    repeated = sum(record.repeated for record in records if isinstance(record, Restarted))
+    return Ledger(tuple(seen), steps, tuple(disputes), accepted_lines(entries), repeated)
 
 
 def left_out(entries: Iterable[Entry]) -> tuple[LearnerLeftOut, ...]:
@@ -103,6 +107,8 @@ def lines(result: Ledger, *, all_epochs: bool = True) -> tuple[str, ...]:
     verdict = "each seen once" if result.exact else "NOT each seen once"
     if left := sum(seen.left_out for seen in result.epochs):
         verdict += f", {left:,} left out with learners that were lost or late"
+    if result.repeated:
+        verdict += f", {count(result.repeated, 'step')} repeated after all workers were lost"
     accepted = (f"after an accepted change {line}" for line in result.accepted)
     return (*text, *accepted, *result.disputes, f"ledger: {samples:,} samples in {result.steps:,} steps, {verdict}")
 
@@ -112,9 +118,9 @@ def _line(seen: EpochCoverage) -> str:
     text = f"epoch {seen.epoch + 1}: {seen.once:,}/{seen.length:,} seen once{so_far}"
     for what, places in (("missed", seen.missed), ("seen several times", seen.repeated)):
         if places:
-            count = sum(stop - start for start, stop in places)
+            times = sum(stop - start for start, stop in places)
             named = ", ".join(f"{start}..{stop - 1}" for start, stop in places[:5])
-            text += f", {count:,} {what} (places {named}{', ...' if len(places) > 5 else ''})"
+            text += f", {times:,} {what} (places {named}{', ...' if len(places) > 5 else ''})"
     return f"{text}, {seen.left_out:,} left out" if seen.left_out else text
 
 

@@ -10,8 +10,8 @@ from itertools import accumulate, groupby
 import numpy as np
 
 from elastune.core.formatting import count, duration, number, plain, settings_text, value_text
+from elastune.core.journal.folds import AllocationSpan
 from elastune.core.journal.records import Measured, Reported
-from elastune.core.journal.trials import AllocationSpan
 from elastune.report import figures as palette
 from elastune.report.figures import Axis, Bars, Figure, Level, Marker, Panel, Series, without_outliers
 from elastune.report.lines import LOSS

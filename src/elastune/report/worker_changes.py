@@ -14,11 +14,12 @@ from elastune.core.journal.records import (
     LearnerLeftOut,
     Record,
     Regrouped,
+    Restarted,
     StateLost,
     StragglerDetected,
     WorkerGone,
 )
-from elastune.report.lines import accepted_lines
+from elastune.report.lines import accepted_lines, restart_line
 from elastune.report.sample_ledger import left_out
 from elastune.report.tables import Table
 
@@ -29,6 +30,7 @@ class Changes:
 
     Attributes:
         regroupings: Every change of the group of workers, over all attempts.
+        restarts: Every time that no worker was left and the run went on from a checkpoint.
         gone: The workers that left or were lost.
         faults: Injected faults and their number.
         stragglers: A line for each slow worker that was detected.
@@ -37,6 +39,7 @@ class Changes:
     """
 
     regroupings: tuple[Regrouped, ...] = ()
+    restarts: tuple[Restarted, ...] = ()
     gone: tuple[WorkerGone, ...] = ()
     faults: tuple[tuple[str, int], ...] = ()
     stragglers: tuple[str, ...] = ()
@@ -56,19 +59,29 @@ class Changes:
         return sum(each.samples for each in self.left_out)
 
     @property
+    def number(self) -> int:
+        """The number of regroupings and restarts."""
+        return len(self.regroupings) + len(self.restarts)
+
+    @property
+    def pauses_s(self) -> tuple[float, ...]:
+        """The pauses of training for regroupings, and for restarts where they are known."""
+        return (*(r.pause_s for r in self.regroupings), *(r.pause_s for r in self.restarts if r.pause_s > 0))
+
+    @property
     def median_pause_s(self) -> float | None:
-        """The median pause of training for a regrouping; None without any."""
-        return median(r.pause_s for r in self.regroupings) if self.regroupings else None
+        """The median of ``pauses_s``; None without any."""
+        return median(self.pauses_s) if self.pauses_s else None
 
     @property
     def longest_pause_s(self) -> float | None:
-        """The longest pause of training for a regrouping; None without any."""
-        return max((r.pause_s for r in self.regroupings), default=None)
+        """The longest of ``pauses_s``; None without any."""
+        return max(self.pauses_s, default=None)
 
     @property
     def discarded(self) -> int:
         """The number of steps that were done again."""
-        return sum(r.discarded for r in self.regroupings)
+        return sum(r.discarded for r in self.regroupings) + sum(r.repeated for r in self.restarts)
 
 
 def gather_changes(entries: Iterable[Entry]) -> Changes:
@@ -79,6 +92,7 @@ def gather_changes(entries: Iterable[Entry]) -> Changes:
     return Changes(
         accepted=accepted_lines(entries),
         regroupings=tuple(record for record in records if isinstance(record, Regrouped)),
+        restarts=tuple(record for record in records if isinstance(record, Restarted)),
         gone=tuple(record for record in records if isinstance(record, WorkerGone)),
         faults=tuple(faults.items()),
         stragglers=tuple(record.line for record in records if isinstance(record, StragglerDetected)),
@@ -93,12 +107,13 @@ def changes_line(changes: Changes) -> str:
     If rounds ended without some learner, the line goes on with ``; 1 round without a learner that was lost or late (32
     samples left out)``; if state was lost, with ``; state lost after step 8 (body.weight, ...), ...``.
     """
-    if not changes.regroupings:
+    if not changes.number:
         return lost_state_line(changes)
     pauses = f"pauses {duration(changes.median_pause_s)} median, {duration(changes.longest_pause_s)} at most"
-    changed = count(len(changes.regroupings), "change")
+    changed = count(changes.number, "change")
     regrouped = f"{changed} of workers, {pauses}, {count(changes.discarded, 'step')} done again"
-    return "; ".join(filter(None, [regrouped, short_line(changes), lost_state_line(changes)]))
+    restarts = "; ".join(restart_line(restart) for restart in changes.restarts)
+    return "; ".join(filter(None, [regrouped, restarts, short_line(changes), lost_state_line(changes)]))
 
 
 def short_line(changes: Changes) -> str:
@@ -121,7 +136,7 @@ def lost_state_line(changes: Changes) -> str:
 
 
 def changes_table(changes: Changes) -> Table:
-    """One row for each regrouping."""
+    """One row for each regrouping, then one for each restart."""
     rows = tuple(
         (
             str(r.version),
@@ -133,6 +148,10 @@ def changes_table(changes: Changes) -> Table:
             whole(r.discarded),
         )
         for r in changes.regroupings
+    )
+    rows += tuple(
+        ("–", whole(r.step + 1), "–", "–", "restart, all were lost", duration(r.pause_s), whole(r.repeated))
+        for r in changes.restarts
     )
     header = ("version", "first step", "workers", "their numbers", "how", "pause", "steps done again")
     return Table(f"Changes of workers ({len(rows)})", header, rows, frozenset({0, 1, 2, 5, 6}))

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from elastune.core.errors import UserError
+from elastune.core.journal import logs
 from elastune.core.journal.records import (
     Adopted,
     Checkpointed,
@@ -104,6 +105,7 @@ class ElasticRun(ElasticHandle):
         pump: Callable[[float], None] = lambda timeout_s: None,
     ) -> None:
         self.spec = spec = task.spec
+        self._log = logs.run_logger(__name__, str(spec.out))
         encode(Welcome(False, 0.0, spec=task))  # raises TypeError here, not in the coordinator's thread
         workers, elastic = spec.execution.workers, spec.elastic
         self.low, self.high = min(elastic.low, workers), spec.most_workers
@@ -127,7 +129,7 @@ class ElasticRun(ElasticHandle):
     def _coordinate(
         self, bounds: WorkerBounds, timeouts: Timeouts, listen: ListenOptions, lookups: WorkerLookups
     ) -> Coordinator:
-        return Coordinator(range(self.spec.execution.workers), bounds, timeouts, listen, lookups)
+        return Coordinator(range(self.spec.execution.workers), bounds, timeouts, listen, lookups, str(self.spec.out))
 
     def _spec_of(self, worker: int) -> WorkerSpec:
         return replace(self._task, place=Place(worker, self.spec.execution.workers, worker))
@@ -214,8 +216,10 @@ class ElasticRun(ElasticHandle):
             case ProcessStarted() if self._facts.of(worker).end is not None:  # its host was lost, and has come back
                 self._launcher.end([event.bootstrap], "it counts as lost")
             case ProcessStarted(pid=pid):
+                self._log.info("worker %d runs as process %d", worker, pid)
                 self._processes.pids[worker] = pid
             case ProcessNoticed(seconds=seconds, why=why):
+                self._log.warning("worker %d will be taken away in %.0f s: %s", worker, seconds, why)
                 self.coordinator.notice(worker, seconds, why)
             case ProcessEnded():
                 self._processes.pids.pop(worker, None)
@@ -229,7 +233,8 @@ class ElasticRun(ElasticHandle):
 
     def room(self, free: int) -> int:
         """Offer the run the cluster's ``free`` room, in workers. Returns the room that it leaves to other runs."""
-        usable = 0 if self._edited else max(0, min(free, self.high - len(self._facts.running)))
+        leaving = sum(worker.preempted for worker in self.coordinator.membership.workers)  # others come in their place
+        usable = 0 if self._edited else max(0, min(free, self.high - len(self._facts.running) + leaving))
         if usable != self._free and not self.over:
             self._free = usable
             self.coordinator.capacity(usable)
@@ -321,6 +326,7 @@ class ElasticRun(ElasticHandle):
         worker = end.bootstrap.worker
         if self._facts.of(worker).end is None:  # a launcher may report a failed start twice
             self._facts = self._facts.put(worker, end=end)
+            self._log.info("the process of worker %d has ended: code %s %s", worker, end.code, end.why)
             self.coordinator.lost(worker, self._facts.of(worker).how)
 
 
@@ -355,7 +361,7 @@ class AdoptedRun(ElasticRun):
     ) -> AdoptingCoordinator:
         port = int(self._contact.address.rpartition(":")[2])
         listen = replace(listen, port=port, token=self._contact.token)
-        return AdoptingCoordinator(bounds, timeouts, listen, lookups)
+        return AdoptingCoordinator(bounds, timeouts, listen, lookups, str(self.spec.out))
 
     @property
     def _ended(self) -> set[int]:
@@ -627,6 +633,8 @@ class RecordFilter:
         for record in kept:
             self.is_new(record)
             self._lines.add(encode_record(record))
+            if isinstance(record, Restarted):  # a worker sends it without the costs, which a coordinator adds
+                self._lines.add(encode_record(Restarted(record.step)))
 
     def is_kept(self, record: Record) -> bool:
         """Whether an earlier controller has journaled ``record`` already."""

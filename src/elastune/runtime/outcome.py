@@ -89,7 +89,7 @@ class RunFacts:
         over: The run starts no more workers, and passes the end of every worker to the driver.
         failed: Its program has failed.
         finished: A worker has reported the result.
-        noticed: The run was asked to stop because its machines will be taken away.
+        noticed: Why the run was asked to stop: its machines will be taken away. "" where it was not asked.
         last_lost: The worker that was lost last.
         last_end: The last end of a worker's process.
         deferred_results: Results that came while a worker was ``unexplained``, with the workers that sent them. They
@@ -101,7 +101,7 @@ class RunFacts:
     over: bool = False
     failed: bool = False
     finished: bool = False
-    noticed: bool = False
+    noticed: str = ""
     last_lost: int = NOBODY
     last_end: Exited = NO_END
     deferred_results: tuple[tuple[int, RunFinished], ...] = ()
@@ -203,8 +203,8 @@ def transition(facts: RunFacts, event: ForController, context: EventContext) -> 
             return _failed(facts, worker, RunFailed(reason, detail, worker), context.members)
         case GiveUp(why) if not facts.over:
             return _given_up(facts, why)
-        case StopRun():
-            return replace(facts, noticed=True), ()
+        case StopRun(why=why):
+            return replace(facts, noticed=why), ()
         case WorkerDrained(worker):
             return _ended(facts, facts.of(worker), context.why_left)
     return facts, ()
@@ -272,7 +272,7 @@ def _finished(facts: RunFacts, number: int, record: RunFinished) -> Transition:
     if facts.finished:
         return facts, ()
     if facts.noticed and record.stopped == "requested":
-        record = replace(record, stopped="notice")
+        record = replace(record, stopped="notice", stop_why=facts.noticed)
     return replace(facts, finished=True), (Message(number, record),)
 
 

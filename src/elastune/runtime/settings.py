@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.cost import ON_DEMAND, Prices
 from elastune.core.divergence import Divergence, check_factor
 from elastune.core.errors import UserError
@@ -20,6 +21,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.notation import NAMED, TIME, duration_text, worker_bounds
 from elastune.core.run import Adapt, Elastic, ExecutionSettings, Program, RunSpec
 from elastune.core.settings import (
+    CheckpointSettings,
     MonitorSettings,
     OutSettings,
     PriceFileSettings,
@@ -178,6 +180,7 @@ class RunSettings(
     SyncSettings,
     WaitSettings,
     ResumeSettings,
+    CheckpointSettings,
     OutSettings,
     MonitorSettings,
     ProofSettings,
@@ -247,6 +250,7 @@ class RunSettings(
         ):
             if value is not None and value < low:
                 raise UserError(f"{option} must be at least {low}", value, "leave it out or raise it")
+        KeepCheckpoints.parse(self.keep_checkpoints).directed({})
         if self.from_dcp is not None and not (Path(self.from_dcp) / ".metadata").is_file():
             rule = "--from-dcp names a checkpoint of torch.distributed.checkpoint"
             raise UserError(rule, self.from_dcp, "name the folder that has its .metadata")
@@ -288,6 +292,7 @@ class RunSettings(
             epochs=self.epochs,
             max_steps=self.max_steps,
             checkpoint_every_steps=self.checkpoint_every_steps,
+            keep_checkpoints=KeepCheckpoints.parse(self.keep_checkpoints).directed({}),
             resume=self.resume,
             from_dcp=None if self.from_dcp is None else Path(self.from_dcp),
             start_from=self.source,

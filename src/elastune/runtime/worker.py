@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from elastune.core.errors import UserError
+from elastune.core.journal import logs
 from elastune.core.journal.records import RunFailed
 from elastune.core.run import Place, RunSpec
 from elastune.elastic.wire.transport import host_name
@@ -124,6 +125,8 @@ def _work(client: CoordinatorClient, bootstrap: Bootstrap) -> int:
             os.environ.clear()
             sys.path[:] = task.import_path
         os.environ.update(task.environment)
+        logs.begin(logs.from_environment(os.environ))
+        logs.describe(run=str(task.spec.out), rank=place.rank, host=host_name())
         try:
             os.chdir(task.folder)
         except OSError as error:

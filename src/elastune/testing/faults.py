@@ -21,8 +21,11 @@ Places in the library; STEP is the session's step unless noted:
     relaying: before a part of a sum goes on along a route.
     forming: before a group is formed. STEP is the view's number.
     giving, taking: before a state is sent, received.
-    saving, written: before and after this worker writes its part of a checkpoint.
+    saving, written: before and after this worker writes its part of a checkpoint. STEP is the checkpoint's, here and
+        in the next three: a thread may write it while training goes on.
+    filling: a part of this worker's file is written.
     publishing: all parts are written, and the checkpoint is not yet published.
+    renaming: all files are on the disk, and the draft does not yet have the checkpoint's name.
     agreeing: before workers agree on decisions between epochs.
     probing: before the links between hosts are measured.
 
@@ -48,12 +51,13 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import TensorDataset
 
 from elastune.core.mesh import Mesh
-from elastune.elastic.worker import state_transfer, view_groups
+from elastune.elastic.worker import elastic_group, recovery
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.owned import CommitBarrier, OwnedReducer, RemoteOwnerSums
 from elastune.parallel.comm.streamed import StreamedReducer
@@ -61,11 +65,11 @@ from elastune.parallel.mechanisms.owned import state as owned_state
 from elastune.parallel.mechanisms.owned.mechanism import ShardedReplica
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica
 from elastune.parallel.mechanisms.owned.state import Kept
-from elastune.parallel.mechanisms.pipeline.messages import StageChannel
+from elastune.parallel.mechanisms.pipeline.stage import StageChannel
 from elastune.parallel.sync.owned import OwnedAllReduce
 from elastune.recipes.datasets import digits
 from elastune.train.adaptation import adapter, routing
-from elastune.train.checkpoints import checkpoint
+from elastune.train.checkpoints import checkpoint, checkpoint_part
 from elastune.train.session import Session
 
 NAP_S = 0.5
@@ -96,6 +100,8 @@ class Injector:
         self._worker = session.state.workers.worker
         self._faults = [fault for fault in faults if fault.worker == self._worker and fault not in _HAPPENED]
         self._full: list[str] = []
+        if any(fault.kind == "full" for fault in self._faults):  # here, as the place may come in another thread
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     @property
     def view(self) -> int:
@@ -119,7 +125,6 @@ class Injector:
                 continue
             if fault.kind == "full":
                 self._full.append(place)
-                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, resource.RLIM_INFINITY))
                 continue
             os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
@@ -171,17 +176,19 @@ def _wrap_library(injector: Injector) -> None:
     before(Group, "begin_send", "relaying")
     before(Group, "all_gather", "gather")
     before(Group, "all_gather", "sharing", lambda *_: _INJECTORS[0].view)
-    before(view_groups, "form_comms", "forming", lambda factory, store, name, *_: int(name))
-    before(state_transfer, "send_packed", "giving")
-    before(state_transfer, "receive_packed", "taking")
-    before(checkpoint, "contribute", "saving")
-    before(checkpoint, "publish", "publishing")
+    before(elastic_group, "form_comms", "forming", lambda factory, store, name, *_: int(name))
+    before(recovery, "send_packed", "giving")
+    before(recovery, "receive_packed", "taking")
+    before(checkpoint, "contribute", "saving", _step_of_draft)
+    before(checkpoint_part, "append", "filling", lambda file, _: _step_of_draft(Path(file.name).parent))
+    before(checkpoint, "publish", "publishing", _step_of_draft)
+    before(checkpoint, "complete_draft", "renaming", _step_of_draft)
     _wrap_shares(before)
     contribute, gather = checkpoint.contribute, Group.gather_tensors
 
     def written(*args: Any, **kwargs: Any) -> checkpoint.Contribution:
         contribution = contribute(*args, **kwargs)
-        _INJECTORS[0].reach("written")
+        _INJECTORS[0].reach("written", _step_of_draft(*args))
         return contribution
 
     checkpoint.contribute = written
@@ -194,6 +201,12 @@ def _wrap_library(injector: Injector) -> None:
     Group.gather_tensors = gathered  # type: ignore[method-assign,assignment]
     before(adapter.Adapter, "_agree_now", "agreeing")
     before(routing, "probe_links", "probing")
+
+
+def _step_of_draft(at: Path, *_: Any) -> int | None:
+    """The step of the checkpoint in the draft ``at``: a thread writes it while the session goes on."""
+    number = at.name.removeprefix(checkpoint.DRAFT).partition("-")[0]
+    return int(number) if number.isdecimal() else None
 
 
 def _wrap_shares(before: Callable[..., None]) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch._C._distributed_c10d import Store
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.group import Group
 
 LIMIT_S = 60.0

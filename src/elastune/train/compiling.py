@@ -1,4 +1,4 @@
-"""Models under ``torch.compile`` and under bf16 autocast: plain names, compile time, fp32 outputs.
+"""Models under ``torch.compile`` and under bf16 autocast: plain names, fp32 outputs.
 
 A compiled module wraps the original and adds ``_orig_mod.`` to the names of its tensors. State that moves between
 workers or is saved uses the plain names.
@@ -7,7 +7,6 @@ workers or is saved uses the plain names.
 from __future__ import annotations
 
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from elastune.core.errors import UserError
-from elastune.core.run import Mode
+from elastune.core.slots import Mode
 
 F = TypeVar("F", bound=Callable[..., Any])
 PREFIX = "_orig_mod."
@@ -99,45 +98,6 @@ def _wrapper() -> Any:
     """The class of compiled modules; None where this process has not imported the compiler, which takes long."""
     dynamo = sys.modules.get("torch._dynamo")
     return None if dynamo is None else getattr(dynamo, "OptimizedModule", None)
-
-
-class CompileTimes:
-    """Seconds that this process has spent in ``torch.compile``, forward and backward, by torch's own callbacks.
-
-    Attributes:
-        seconds: All seconds since the process began to ``listen``.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._reported = 0.0
-        self._since: float | None = None
-
-    def unreported(self) -> float:
-        """Seconds since the last call, in whatever session; a joiner's first passes, which do not count, are in it."""
-        self.listen()
-        before, self._reported = self._reported, self.seconds
-        return self._reported - before
-
-    def listen(self) -> None:
-        """Count compilations from here on, if this process has a compiler."""
-        if (callbacks := sys.modules.get("torch._dynamo.callback")) is not None:
-            handler = callbacks.callback_handler
-            if self._begins not in handler.start_callbacks:  # not yet, or torch._dynamo.reset has dropped it
-                handler.register_start_callback(self._begins)
-                handler.register_end_callback(self._ends)
-
-    def _begins(self, _: object) -> None:
-        self._since = time.monotonic()
-
-    def _ends(self, _: object) -> None:
-        if self._since is not None:
-            self.seconds += time.monotonic() - self._since
-            self._since = None
-
-
-COMPILED = CompileTimes()
-"""The times of this process, which has one compiler."""
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 import statistics
+import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +32,6 @@ from elastune.core.journal.records import (
 )
 from elastune.core.run import Position
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
-from elastune.train.compiling import COMPILED
 from elastune.train.data.sample_log import SampleSpans
 from elastune.train.data.source import StepSource
 
@@ -166,6 +167,45 @@ def initial_weights_of(state: Mapping[str, Any]) -> list[StartedFrom]:
 def spans_of(state: Mapping[str, Any]) -> SampleSpans:
     """The samples that steps have used, from the state of a ``Progress``."""
     return [[int(number) for number in span] for span in state["spans"]]
+
+
+class CompileTimes:
+    """Seconds that this process has spent in ``torch.compile``, forward and backward, by torch's own callbacks.
+
+    Attributes:
+        seconds: All seconds since the process began to ``listen``.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._reported = 0.0
+        self._since: float | None = None
+
+    def unreported(self) -> float:
+        """Seconds since the last call, in whatever session; a joiner's first passes, which do not count, are in it."""
+        self.listen()
+        before, self._reported = self._reported, self.seconds
+        return self._reported - before
+
+    def listen(self) -> None:
+        """Count compilations from here on, if this process has a compiler."""
+        if (callbacks := sys.modules.get("torch._dynamo.callback")) is not None:
+            handler = callbacks.callback_handler
+            if self._begins not in handler.start_callbacks:  # not yet, or torch._dynamo.reset has dropped it
+                handler.register_start_callback(self._begins)
+                handler.register_end_callback(self._ends)
+
+    def _begins(self, _: object) -> None:
+        self._since = time.monotonic()
+
+    def _ends(self, _: object) -> None:
+        if self._since is not None:
+            self.seconds += time.monotonic() - self._since
+            self._since = None
+
+
+COMPILED = CompileTimes()
+"""The times of this process, which has one compiler."""
 
 
 class StepTimes:

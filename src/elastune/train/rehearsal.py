@@ -38,9 +38,8 @@ from elastune.parallel.mechanisms.tensor.tensor_parallel import chosen
 from elastune.parallel.mechanisms.tensor_storage import built_in_parts
 from elastune.parallel.sync.registry import refuse_unfit
 from elastune.train.compiling import uncompiled
-from elastune.train.data.batches import Batches
 from elastune.train.data.loading import LoaderOptions, fetch, to_device
-from elastune.train.data.source import DataRequest, data_request
+from elastune.train.data.source import Batches, DataRequest, data_request
 from elastune.train.models import Prepared
 from elastune.train.program.errors import cause_of
 from elastune.train.program.load import LoadedProgram, load, merge, process_restored
@@ -667,6 +666,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from elastune.train import rehearsal  # by its own name, by which errors find their page
-
-    sys.exit(rehearsal.main())
+    sys.exit(main())

@@ -31,7 +31,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import Config, RunSpec, StartFrom, derive, refuse_repeated_batches
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.elastic.worker.state_transfer import Packed
+from elastune.elastic.worker.recovery import Packed
 from elastune.parallel.comm.channel import Channel
 from elastune.parallel.comm.group import CALLS_TAG
 from elastune.parallel.comm.norms import exact_mean, exact_sum
@@ -46,21 +46,20 @@ from elastune.train.checkpoints.out_folder import OutFolder, claim
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.collectives import Call, CollectiveHandle, Kind, NamedCollectives
 from elastune.train.compiling import Autocast, by_shapes_alone, plain
-from elastune.train.data.batches import Batches
+from elastune.train.data.divided import StreamPositions
 from elastune.train.data.loading import LoaderOptions
 from elastune.train.data.sample_log import SampleLog
-from elastune.train.data.source import data_request, global_batches
+from elastune.train.data.source import Batches, data_request, global_batches
 from elastune.train.evaluations import Evaluations, Number, floats_of, sample_counts
 from elastune.train.losses import loss_kind
 from elastune.train.machine import run_context
-from elastune.train.models import Prepared, Unfreezing, WeightSources, unfreezing
+from elastune.train.models import Prepared, Tracked, Unfreezing, WeightSources, is_scaled, unfreezing
 from elastune.train.predictions import check_name, meet_and_keep, own_part
 from elastune.train.program.loops import refuse_counted_slots
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, Progress, StepMemory, StepTimes
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
 from elastune.train.step import Phase, StepTransaction, TrainingLoop, reevaluates_loss
-from elastune.train.tracked import Tracked, is_scaled
 from elastune.train.training_state import HeldSettings, TrainingState
 
 T = TypeVar("T")
@@ -82,6 +81,7 @@ class TrainingParts:
         transaction: Whether a step is open, reduced, committed or lost.
         collectives: Collectives that the program starts by name.
         tracked: State of the program's own.
+        streams: How far streams that are divided were read.
         state: All of the run's state, for checkpoints and joining workers.
         divergence: Ends a run whose loss explodes.
         loop: Takes the steps.
@@ -113,7 +113,8 @@ class TrainingParts:
             workers, lambda: transaction.attempts, transaction.recover, partial(Channel, tag=CALLS_TAG), self._stand_in
         )
         self.tracked = Tracked()
-        saved = self.log, self.collectives, self.tracked
+        self.streams = StreamPositions(workers, spec.execution.num_slots, progress, send, lambda: self.state.trained)
+        saved = self.log, self.collectives, self.tracked, self.streams
         self.state = state = RunState(spec, config, workers, progress, transaction, self.adapter, send, parts=saved)
         state.collectives = self.collectives
         self.divergence = DivergenceWatch(spec.divergence, progress)
@@ -176,9 +177,7 @@ class Session:
         warm_up: bool = False,
         policies: Mapping[str, type[Policy]] = MappingProxyType({}),
     ) -> None:
-        self.config = config
-        self.device = device
-        self.seed = spec.seed
+        self.config, self.device, self.seed = config, device, spec.seed
         self._parts = TrainingParts(
             spec,
             workers,
@@ -240,7 +239,7 @@ class Session:
             pauses = until is not None and until <= progress.position.epoch < total
             if spec.checkpoint_every_steps != 0 and not pauses:  # a pause writes one
                 loop.commit()
-                loop.save()
+                loop.save(wait=progress.position.epoch >= total or not loop.begins_epoch())
 
     def batches(
         self,
@@ -316,10 +315,9 @@ class Session:
         if turns > 1:
             self._forbid_strategies(refuse_repeated_batches)
         self.state.data.begin_pass(request.dataset, self.epoch)
-        request = replace(request, turns=turns)
         if self._parts.spec.execution.cuts_batches:
             refuse_counted_slots(sys._getframe(1))
-        source, epoch = cache(request.source(self.seed)), self.epoch  # a sampler is drawn once, whoever asks for len()
+        source, epoch = cache(replace(request, turns=turns).source(self.seed, self._parts.streams)), self.epoch
         batches = self._parts.loop.training_pass(source, request.batch_size, self._planned)
         size = self._parts.progress.batch_size or request.batch_size
         return Batches(batches, lambda: global_batches(source(epoch), size))
@@ -426,11 +424,10 @@ class Session:
     def leader(self) -> bool:
         """Whether this worker acts for all: it prints, writes a file, or updates a dashboard.
 
-        At most one worker is the leader at a time, and never a worker that is still catching up with the run.
-        Between two steps without a loss, the leader acts once. If a worker is lost just then, the leader's work since
-        the last step may be done again, perhaps by another worker. If the leader itself is lost before it comes to that
-        line, no worker does it. So write files anew instead of appending to them. ``session.report`` keeps each value
-        once; use ``session.once`` for what must not happen twice.
+        At most one worker is the leader at a time, never one that still catches up with the run. If a worker is lost,
+        the leader's work since the last step may be done again, perhaps by another worker; or by none, where the leader
+        itself is lost before that line. So write files anew instead of appending to them. ``session.report`` keeps each
+        value once; use ``session.once`` for what must not happen twice.
         """
         return self.rank == 0 and self._parts.workers.synchronised
 
@@ -989,12 +986,15 @@ class Session:
         """The newest value of every reported metric, by name."""
         return self._parts.progress.metrics
 
-    def save(self) -> None:
-        """Write a checkpoint now. Every worker must call this, between steps; a reduced step counts as completed."""
+    def save(self, *, wait: bool = True) -> None:
+        """Write a checkpoint now. Every worker must call this, between steps; a reduced step counts as completed.
+
+        Without ``wait`` a thread writes it while training goes on; the next one, and the end of the run, wait for it.
+        """
         self._require_between_steps("save")
         self._meet([], "save")
         self._parts.loop.commit()
-        self._parts.loop.save()
+        self._parts.loop.save(wait=wait)
 
     def save_best(self, metric: str, direction: Literal["min", "max"] = "max") -> bool:
         """Keep a checkpoint of the best model so far, by the newest reported value of ``metric``.
@@ -1026,10 +1026,8 @@ class Session:
             rule, fix = "the best is by a reported metric, min or max", 'session.save_best("accuracy", "max")'
             raise UserError(rule, f"{metric}, {direction}; reported: {', '.join(sorted(self.metrics)) or 'none'}", fix)
         self._meet([], f"save_best({metric})")
-        if not self._parts.workers.synchronised:
-            return False
         progress, loop = self._parts.progress, self._parts.loop
-        if not progress.is_best(metric, direction):
+        if not self._parts.workers.synchronised or not progress.is_best(metric, direction):
             return False
         value, earlier = progress.metrics[metric], progress.best.get(metric)
         loop.commit()

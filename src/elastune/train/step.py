@@ -22,25 +22,24 @@ from typing import Any, Literal, NoReturn, TypeVar
 import torch
 
 from elastune.adapt.monitors.base import WorkerTimes
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import Diverged, UserError
 from elastune.core.journal.records import Compiled, Proved, Record, Regrouped, SyncChanged
 from elastune.core.run import ExecutionSettings, Position, RunSpec, derive
+from elastune.core.slots import BatchSlice
 from elastune.elastic.stragglers import lines_by_rank
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.elastic.worker.reconcile import NO_ROUND, OpenRound
+from elastune.elastic.worker.recovery import NO_ROUND, OpenRound
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.sync.base import Sync
+from elastune.train import losses
 from elastune.train.adaptation.adapter import Adapter, StepContribution
 from elastune.train.checkpoints.run_state import RunState
-from elastune.train.compiling import COMPILED
 from elastune.train.data.fingerprint import CHANGES, MORE_READS, PRIME, READS, content
 from elastune.train.data.loading import to_device
 from elastune.train.data.sample_log import SampleLog, add_left_out, add_steps, shorten_epoch
 from elastune.train.data.source import StepPlan, StepSource, plan_rounds, plan_steps
-from elastune.train.global_losses import FeatureGradients, Loss, SliceEncoder, gathered, refuse_gathering
-from elastune.train.losses import MEAN, LossKind, as_mean, without_gradient
-from elastune.train.progress import BY_PROGRAM, DivergenceWatch, PlannedSteps, Progress, ignore
+from elastune.train.losses import MEAN, Loss, LossKind, as_mean, without_gradient
+from elastune.train.progress import BY_PROGRAM, COMPILED, DivergenceWatch, PlannedSteps, Progress, ignore
 from elastune.train.proof.first_step import FirstPasses, FirstStep
 from elastune.train.rng import seed_everything, streams_kept
 from elastune.train.schedules import learning_rates
@@ -127,7 +126,7 @@ class TrainingLoop:
         # Of the step:
         self._control_now: Callable[[], ControlVector] = ControlVector  # this worker's part, as it stands when called
         self._checks_loss = True
-        self._encoders: list[SliceEncoder] = []  # of slices whose pass waits for the others
+        self._encoders: list[losses.SliceEncoder] = []  # of slices whose pass waits for the others
         self._times = WorkerTimes()  # of the step before, as long as the view is the same
         self._stop_votes, self._stop_agreed = 0.0, False  # of workers that were asked to stop; by policies
         self._saved = 0  # the step of the newest checkpoint that was due by its number
@@ -288,9 +287,9 @@ class TrainingLoop:
         self._workers.left, self._encoders = "", []
         due = self._device.type == "cpu" or self._progress.position.step % CHECK_LOSS_EVERY == 0
         self._checks_loss = due and not self._adapter.survives_divergence
-        if monitoring := self._adapter.monitoring:
-            monitoring.prepare(trained.sync, self._progress.position.step + 1)
-        trained.sync.wants_statistics = bool(monitoring) or self._checks_loss or self._progress.loss_wanted
+        if monitors := self._adapter.monitoring.monitors:
+            self._adapter.monitoring.prepare(trained.sync, self._progress.position.step + 1)
+        trained.sync.wants_statistics = bool(monitors) or self._checks_loss or self._progress.loss_wanted
         if self._transaction.reevaluates_loss:
             trained.sync.measure(False)
         self._control_now = partial(self._control, plan, source, trained)
@@ -299,7 +298,7 @@ class TrainingLoop:
     def _control(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> ControlVector:
         """This worker's part of the control vector of the step of ``plan``, as it stands now."""
         workers, position = self._workers, self._progress.position
-        speaks = trained.replica.speaks(workers.comms.mesh, workers.comms.rank)
+        speaks = trained.replica.apart or workers.comms.speaks
         step_marks = [
             places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks
         ]
@@ -417,7 +416,7 @@ class TrainingLoop:
             transaction.defer()
             return
         user_loss, loss = loss, as_mean(loss, part, kind, sync, more=more)
-        speaks = self._checks_loss and sync.replica.speaks(workers.comms.mesh, workers.comms.rank)
+        speaks = self._checks_loss and (sync.replica.apart or workers.comms.speaks)
         if speaks and not math.isfinite(value := loss.item()):  # a worker that does not speak has a stand-in
             raise Diverged(f"loss is {value} at step {step + 1}")
         if self._state.recorder is not None:
@@ -426,7 +425,7 @@ class TrainingLoop:
             self._adapter.monitoring.refuse_cut_losses("more=True")
             transaction.add(loss)
             return
-        if not sync.meets_after_step:
+        if self._adapter.monitoring.curved and not sync.meets_after_step:
             self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step and not sync.meets_after_step:
             workers.set_activity("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
@@ -441,10 +440,10 @@ class TrainingLoop:
         if transaction.phase is Phase.LOST:
             return
         part, sync = transaction.due(), self._state.prepared.sync
-        refuse_gathering(sync)
+        losses.refuse_gathering(sync)
         if self._state.first_step is not None and self._state.first_step.in_fork:
             self._state.first_step.leave()
-        encoder = SliceEncoder.of(part, encode, inputs)
+        encoder = losses.SliceEncoder.of(part, encode, inputs)
         if len(part.samples) == part.batch:
             self.backward(loss(*encoder.features()))
             return
@@ -456,13 +455,13 @@ class TrainingLoop:
         encoders, self._encoders = self._encoders, []
         # As the step's one operation: a worker may still be here while another is in the reduction.
         self._workers.set_activity("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
-        features = transaction.exchanged(lambda: gathered(encoders, sync))
+        features = transaction.exchanged(lambda: losses.gathered(encoders, sync))
         if features is None:
             return
         self._workers.set_activity("computing", step)
         with streams_kept():  # a loss may draw, alike on all workers
             seed_everything(derive(self._spec.seed, "global loss", step))
-            gradients = FeatureGradients.of(loss, features, sync.replica.params)
+            gradients = losses.FeatureGradients.of(loss, features, sync.replica.params)
         for encoder in encoders:
             transaction.take_up(encoder.part)
             self.backward(gradients.loss_of(encoder))
@@ -569,6 +568,7 @@ class TrainingLoop:
         """
         workers, progress = self._workers, self._progress
         self._transaction.arrive()
+        self._state.look()
         done, every = progress.position.step, self._spec.checkpoint_every_steps
         if self._stop_agreed or self._stop_votes > 0:
             self.stop("policy" if self._stop_agreed else "requested")
@@ -587,7 +587,7 @@ class TrainingLoop:
         due = every and done // every > (done - progress.newest_steps) // every  # joiners find the same
         if workers.view == view and due and self._saved != done:
             self._saved = done
-            self.save()
+            self.save(wait=False)
         return True
 
     def _stop_at_limit(self) -> None:
@@ -599,7 +599,8 @@ class TrainingLoop:
     def _follow_sync_schedule(self, trained: TrainingState) -> None:
         """Change to another sync strategy where one is due by the schedule or was decided on."""
         active_sync, step = trained.active_sync, self._progress.position.step
-        active_sync.follow(self._spec.sync_schedule, step)
+        if self._spec.sync_schedule.changes:
+            active_sync.follow(self._spec.sync_schedule, step)
         if active_sync.wanted is not None:
             self._state.average_buffers()
             plan, why = active_sync.switch(step)
@@ -631,13 +632,14 @@ class TrainingLoop:
         self.save()
         raise StopTraining
 
-    def save(self) -> None:
-        """Write a checkpoint. The sample log is sent before it."""
+    def save(self, *, wait: bool = True) -> None:
+        """Write a checkpoint. The sample log is sent before it. ``wait``: until it is complete."""
         self._log.flush()
-        self._state.save()
+        self._state.save(wait=wait)
 
     def finish(self) -> None:
         """The training function has returned. A run that was paused is not at its end: it goes on later."""
+        self._state.settle()
         if self._progress.stopped in ("complete", "policy", BY_PROGRAM):
             self._planned.over(self._progress.position.step)
 

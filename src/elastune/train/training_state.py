@@ -30,8 +30,7 @@ from elastune.parallel.mechanisms.owned.state import (
     whole_groups,
 )
 from elastune.parallel.mechanisms.tensor_storage import whole
-from elastune.parallel.sync.base import Sync
-from elastune.parallel.sync.registry import ActiveSync
+from elastune.parallel.sync.base import ActiveSync, Sync
 from elastune.train.checkpoints.tree import Named, Part, States, fingerprint, load_states, states_of
 from elastune.train.schedules import FoundSchedulers
 

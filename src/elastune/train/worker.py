@@ -17,19 +17,29 @@ import torch
 from elastune.adapt.policies.library.registry import build
 from elastune.core.errors import Diverged, UserError
 from elastune.core.formatting import byte_count
+from elastune.core.journal import logs
 from elastune.core.journal.records import LONGEST_DETAIL, Reason, Record, RunFailed, RunFinished
 from elastune.core.run import Config, ExecutionSettings, Place, RunSpec
 from elastune.elastic.wire.transport import host_name
 from elastune.elastic.worker.client import CoordinatorClient
 from elastune.elastic.worker.elastic_group import LONG_S, ElasticWorkerGroup
-from elastune.elastic.worker.group import Leave, Rewind, StaticWatch, WorkerGroup, WorkersDiverged
-from elastune.elastic.worker.state_transfer import Packed
+from elastune.elastic.worker.group import (
+    Leave,
+    RanksLost,
+    Rewind,
+    StaticWatch,
+    WorkerGroup,
+    WorkersDiverged,
+    connection_lost,
+)
+from elastune.elastic.worker.recovery import Packed
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.comm.network_probe import measure_link
 from elastune.parallel.comm.process_exit import end_without_main_thread
 from elastune.parallel.comm.process_groups import GroupFactory, factory_for, rendezvous_store, static_groups
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.compiling import leave_passes, too_many_shapes
+from elastune.train.models import untracked_scaler
 from elastune.train.program.errors import ProgramLine, cause_of, text_of, trace_of
 from elastune.train.program.load import LoadedProgram, load, merge
 from elastune.train.program.source import check_unedited
@@ -38,7 +48,6 @@ from elastune.train.proof.first_step import FirstStep
 from elastune.train.proof.recorder import recorder_of
 from elastune.train.session import Session
 from elastune.train.step import StopTraining, WarmedUp
-from elastune.train.tracked import untracked_scaler
 from elastune.train.training_state import END
 
 EXIT_FAILED = 1
@@ -76,7 +85,7 @@ def work(
     process = os.getpid()
 
     def failed(reason: Reason, error: BaseException) -> int:
-        text = reason in ("user_error", "diverged", "timeout") and text_of(error)
+        text = reason in ("user_error", "diverged", "timeout", "worker_lost") and text_of(error)
         detail = text or cause_of(error, str(spec.program.path.resolve()))
         wanted = wanted_bytes(error) if reason == "out_of_memory" else None
         detail = memory_detail(wanted, " ".join(detail[:LONGEST_DETAIL].split()))
@@ -106,6 +115,8 @@ def work(
         return failed("diverged", error)
     except WorkersDiverged as error:
         return failed(error.stall.reason, error)
+    except RanksLost as error:
+        return failed("worker_lost", error)
     except BaseException as error:
         if (refusal := unordered_kernel(error) or untracked_scaler(error) or too_many_shapes(error)) is not None:
             return failed("user_error", refusal)
@@ -147,6 +158,12 @@ class Worker:
         """Train with workers that stay as they are. ``on_stuck``: see ``StaticWatch``."""
         workers.where = self._where
         session = self._session(workers)
+        try:
+            self._stay(session, workers, on_stuck)
+        finally:
+            session.state.abandon()
+
+    def _stay(self, session: Session, workers: WorkerGroup, on_stuck: Callable[[WorkersDiverged], None]) -> None:
         if workers.size == 1:
             self._train(session, workers)
             return
@@ -154,10 +171,12 @@ class Worker:
         try:
             self._train(session, workers)
             workers.set_activity("done", session.step)
-        except GroupBroken:
-            difference = watch.stall
-            if difference is None:
+        except Exception as error:
+            if not isinstance(error, GroupBroken) and not connection_lost(error):
+                watch.fail(cause_of(error))
                 raise
+            if (difference := watch.stall) is None:
+                raise watch.explain(error) from error
             raise WorkersDiverged(difference) from None
         finally:
             watch.end()
@@ -217,6 +236,7 @@ class Worker:
                 return
             finally:
                 session.flush()
+                session.state.abandon()
 
     def _session(self, workers: WorkerGroup, snapshot: Packed | None = None, warm_up: bool = False) -> Session:
         session = Session(
@@ -230,6 +250,7 @@ class Worker:
             warm_up=warm_up,
             policies=self._program.policies,
         )
+        logs.describe(step=lambda: session.step, rank=lambda: workers.rank)
         path = self._spec.program.path
         session.state.recorder = recorder_of(os.environ, path)
         session.state.first_step = FirstStep(path) if self._spec.proves else None

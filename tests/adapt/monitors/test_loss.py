@@ -3,7 +3,7 @@
 import pytest
 
 from elastune.adapt.monitors.base import Reading
-from elastune.adapt.monitors.loss import Loss
+from elastune.adapt.monitors.registry import Loss
 
 
 def test_samples_count_alike() -> None:

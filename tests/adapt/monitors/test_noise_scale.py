@@ -14,8 +14,7 @@ from torch.func import functional_call, grad, vmap
 
 from elastune.adapt.monitors.base import GradientNorms, Monitor, Reading, State
 from elastune.adapt.monitors.curvature import Curvature
-from elastune.adapt.monitors.noise_scale import NoiseScale
-from elastune.adapt.monitors.noise_scale_adam import PreconditionedNoiseScale
+from elastune.adapt.monitors.noise_scale import NoiseScale, PreconditionedNoiseScale
 from elastune.core.decisions import Signal
 
 STEPS = 200
@@ -80,6 +79,7 @@ CUTS: dict[str, Cut] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 def test_within_a_tenth_of_the_exact_value_after_200_steps(cut: Cut) -> None:
     """All of 10 seeds. The toy's noise scale is 11 samples: what 200 batches of 32 can tell to 3-5 %."""

@@ -11,11 +11,9 @@ import pytest
 
 from elastune.adapt.monitors.base import Monitor
 from elastune.adapt.monitors.curvature import Curvature
-from elastune.adapt.monitors.loss import Loss
-from elastune.adapt.monitors.noise_scale import NoiseScale
-from elastune.adapt.monitors.noise_scale_adam import PreconditionedNoiseScale
+from elastune.adapt.monitors.noise_scale import NoiseScale, PreconditionedNoiseScale
 from elastune.adapt.monitors.performance import Performance
-from elastune.adapt.monitors.registry import MONITORS, choose, parse
+from elastune.adapt.monitors.registry import MONITORS, Loss, choose, parse
 from elastune.core import plugins
 from elastune.core.errors import UserError
 from elastune.testing.kits.monitor import MonitorKit
@@ -121,7 +119,7 @@ def test_installed_packages_bring_monitors(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    "target", ["nowhere.at.all:Odd", "collections:OrderedDict", "elastune.adapt.monitors.loss:Loss"]
+    "target", ["nowhere.at.all:Odd", "collections:OrderedDict", "elastune.adapt.monitors.registry:Loss"]
 )
 def test_installed_monitors_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     install(monkeypatch, metadata.EntryPoint("odd", target, "elastune.monitors"))

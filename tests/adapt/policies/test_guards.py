@@ -7,17 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.adapt.policies.base import Policy
-from elastune.adapt.policies.guards import (
+from elastune.adapt.policies.host import (
     GUARD_OPTIONS,
     Bounds,
     ChangeBudget,
     Cooldown,
     Hysteresis,
     Patience,
+    PolicyEntry,
     apply_guards,
     guards_for,
+    to_json,
 )
-from elastune.adapt.policies.host import PolicyEntry, to_json
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
 from elastune.core.plan.batch_size import lr_change

@@ -14,9 +14,8 @@ from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.adapt.policies.base import Hook, Policy
+from elastune.adapt.policies.base import Hook, Policy, Run
 from elastune.adapt.policies.library import registry
-from elastune.adapt.policies.run import Run
 from elastune.core import plugins
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError

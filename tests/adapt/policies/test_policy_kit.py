@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastune.adapt.policies.base import Policy
+from elastune.adapt.policies.base import Limits, Policy, Run
 from elastune.adapt.policies.host import PolicyEntry
-from elastune.adapt.policies.run import Limits, Run
 from elastune.core.decisions import Decision
 from elastune.testing.kits.policy import CALM, Measured, PolicyKit, SimulatedWorkers, decide, make_snapshot, moved
 

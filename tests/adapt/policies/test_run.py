@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from elastune.adapt.policies.run import Limits, Run
+from elastune.adapt.policies.base import Limits, Run
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
 from elastune.testing.kits.policy import fake_run

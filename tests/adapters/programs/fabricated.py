@@ -15,7 +15,7 @@ if os.environ.get("LIGHTNING_ITSELF"):
 else:
     from elastune.adapters.fabric import Fabric
 
-config = {"faults": [], "epochs": 2, "lr": 0.02, "shuffle": True, "dropout": 0.1, "scale": 0.0}
+config = {"faults": [], "epochs": 2, "lr": 0.02, "shuffle": True, "dropout": 0.1, "scale": 0.0, "divide": False}
 
 
 def loaders(shuffle: bool) -> tuple[DataLoader, DataLoader]:
@@ -29,7 +29,8 @@ def loaders(shuffle: bool) -> tuple[DataLoader, DataLoader]:
 def main(seed: int = 42) -> list[float]:
     scaler = torch.amp.GradScaler("cpu", init_scale=config["scale"] or 1.0)
     precision = {"plugins": MixedPrecision("16-mixed", "cpu", scaler)} if config["scale"] else {}
-    fabric = Fabric(accelerator="cpu", devices=1, **precision)
+    divided = {"divide_evaluation": True} if config["divide"] else {}
+    fabric = Fabric(accelerator="cpu", devices=1, **precision, **divided)
     fabric.seed_everything(seed)
     fabric.launch()
     train_loader, test_loader = fabric.setup_dataloaders(*loaders(config["shuffle"]))
@@ -48,14 +49,16 @@ def main(seed: int = 42) -> list[float]:
             optimizer.step()
         scheduler.step()
         model.eval()
-        losses, right = [], 0
+        losses, right, seen = [], 0, 0
         with torch.no_grad():
             for inputs, targets in test_loader:
                 outputs = model(inputs)
                 losses.append(F.cross_entropy(outputs, targets, reduction="sum"))
                 right += int((outputs.argmax(1) == targets).sum())
+                seen += len(targets)
         results.append(float(fabric.all_reduce(torch.stack(losses).sum(), reduce_op="sum")) / len(test_loader.dataset))
         rate = scheduler.get_last_lr()[0]
         fabric.print(f"epoch {epoch}: loss {results[-1]:.4f}, rate {rate:.5f}")
-        fabric.log_dict({"loss": results[-1], "accuracy": right / len(test_loader.dataset), "rate": rate}, step=epoch)
+        accuracy = float(fabric.all_reduce(torch.tensor(float(right)), reduce_op="sum")) / len(test_loader.dataset)
+        fabric.log_dict({"loss": results[-1], "accuracy": accuracy, "rate": rate, "seen": seen}, step=epoch)
     return results

@@ -11,12 +11,13 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import BinaryAccuracy
 
 if not os.environ.get("LIGHTNING_ITSELF"):
     from elastune.adapters.lightning import ElastuneStrategy
 
 config = {"faults": [], "epochs": 3, "lr": 0.02, "shuffle": True, "dropout": 0.1, "patience": 3, "options": {}}
-config |= {"accumulate": 1, "scale": 0.0}
+config |= {"accumulate": 1, "scale": 0.0, "divide": False}
 
 
 class Classifier(LightningModule):
@@ -26,6 +27,8 @@ class Classifier(LightningModule):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(config["dropout"]), nn.Linear(16, 2))
         self.told: list[float] = []
+        self.seen = 0
+        self.right = BinaryAccuracy()
 
     def training_step(self, batch, batch_idx):
         inputs, targets = batch
@@ -35,11 +38,16 @@ class Classifier(LightningModule):
         inputs, targets = batch
         outputs = self.net(inputs)
         self.log("loss", F.cross_entropy(outputs, targets), batch_size=len(targets))
+        self.right(outputs.argmax(1), targets)
+        self.log("right", self.right, on_step=False, on_epoch=True)
+        self.seen += len(targets) * (not self.trainer.sanity_checking)
         self.log("accuracy", (outputs.argmax(1) == targets).float().mean(), batch_size=len(targets))
 
     def on_train_epoch_end(self):
         self.told.append(float(self.trainer.callback_metrics["loss"]))
         self.log("rate", self.trainer.optimizers[0].param_groups[0]["lr"])
+        self.log("seen", float(self.seen))
+        self.seen = 0
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=config["lr"])
@@ -55,7 +63,7 @@ def loaders(shuffle: bool) -> tuple[DataLoader, DataLoader]:
 
 
 def main() -> list[float]:
-    options = {} if os.environ.get("LIGHTNING_ITSELF") else {"strategy": ElastuneStrategy()}
+    options = {} if os.environ.get("LIGHTNING_ITSELF") else {"strategy": ElastuneStrategy(config["divide"])}
     options |= {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     options |= {
         "enable_model_summary": False,

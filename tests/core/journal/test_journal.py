@@ -19,6 +19,7 @@ from elastune.core.journal.records import (
     Reported,
     RunFailed,
     RunFinished,
+    RunStarted,
     StudyFinished,
     TrialFinished,
     decode_entry,
@@ -207,6 +208,17 @@ def test_a_corrupt_middle_line_is_named(tmp_path):
     with pytest.raises(UserError, match="line 2") as caught:
         read(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("written", ["2", '"1"', "[]"])
+def test_a_journal_of_another_format_is_refused_with_its_number(tmp_path: Path, written: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    with JournalWriter(path) as journal:
+        journal.write(RunStarted("train.py", {}, 0, {}))
+    path.write_text(path.read_text().replace('"format":1', f'"format":{written}'))
+    refusal = r"this release reads journals of format 1 \(got .*: format \S+\): use the release"
+    with pytest.raises(UserError, match=refusal):
+        read(path)
 
 
 def test_a_missing_journal_and_a_folder_are_user_errors(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 from elastune.core.cost import ANY, ON_DEMAND, SPOT, UNKNOWN, Paid, Prices
 from elastune.core.errors import UserError
 from elastune.core.journal.files import JournalWriter, read
+from elastune.core.journal.folds import RunMoney, money, paid_for
 from elastune.core.journal.records import Adopted, Entry, HostsHeld, Record, Regrouped, Reported, RunFailed, RunStarted
-from elastune.core.journal.spending import RunMoney, money, paid_for
 
 BEGUN = 1_700_000_000.0
 HOUR = 3600.0

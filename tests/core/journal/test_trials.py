@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.support.studies import SETTINGS, Telling, stopping_study
 
+from elastune.core.journal.folds import TrialTable, fold
 from elastune.core.journal.records import Adopted, StudyStarted, TrialAdopted
-from elastune.core.journal.trials import TrialTable, fold
 
 
 def test_a_life_from_its_start_to_its_end() -> None:

@@ -16,12 +16,12 @@ from elastune.core.plan.cluster_plan import (
     Nodes,
     PlanBounds,
     ProgramForecast,
+    SearchModel,
     best_plans,
     divisions,
     doublings,
 )
 from elastune.core.plan.memory import HeldAlone, fit_text, peak_bytes
-from elastune.core.plan.search_time import SearchModel
 from elastune.core.plan.step_model import prior_model
 from elastune.core.plan.step_time import CONSTANTS, Constant, StepSplits, StepWork, seconds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.core.plan.devices import DEVICES, REACHED, device_named
+from elastune.core.plan.step_model import DEVICES, REACHED, device_named
 from elastune.core.plan.step_time import CONSTANTS
 
 

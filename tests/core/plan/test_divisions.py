@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.core.plan.cluster_plan import MOST_PLANS, Allowed, Nodes, divisions
+from elastune.core.slots import MOST_EXACT_WORKERS
 
 
 def test_a_cluster_of_four_is_divided_in_every_way() -> None:
@@ -61,3 +65,13 @@ def test_workers_with_many_divisors_are_divided_in_fewer_ways() -> None:
 def test_few_ways_are_all_looked_at() -> None:
     sizes = np.unique(divisions(Nodes(360, 1), Allowed((512,), (8,), width=360, shard=False)).splits.data)
     assert sizes.tolist() == [size for size in range(1, 361) if 360 % size == 0]
+
+
+def test_no_training_has_more_workers_than_can_be_summed_exactly() -> None:
+    allowed = Allowed((65_536,), (8,), width=64, tensor=8, pipeline=8)
+    plans = divisions(Nodes(2_048, 8), allowed)
+    assert plans.splits.workers.max() == MOST_EXACT_WORKERS
+    assert plans.workers.max() == 16_384, "several trainings still use the whole cluster"
+    mesh = Mesh(data=8_192)
+    with pytest.raises(UserError, match="at most 4,096 workers"):
+        divisions(Nodes(2_048, 8), replace(allowed, mesh=mesh))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastune.core.plan.search_time import (
+from elastune.core.plan.cluster_plan import (
     CROWDING,
     GENETIC,
     KEPT,

@@ -26,7 +26,7 @@ from elastune.elastic.coordinator.machine import (
 )
 from elastune.elastic.wire.messages import Broken, Connected, Done, Event, InstallView, Left, Lost, Ready, Running
 from elastune.elastic.wire.view import View
-from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, reconcile
+from elastune.elastic.worker.recovery import MemberStatus, RecoveryPlan, reconcile
 
 
 class Wrong(AssertionError):
@@ -267,8 +267,8 @@ class Model:
                 return self._to_all(state._replace(over="dismissed"), ("bye",))
             case GiveUp():
                 return state._replace(over="gave up", workers=tuple(CONNECTION_CLOSED for _ in state.workers))
-            case StopRun() if not any(worker.preempted for worker in self.memberships[state.machine].members):
-                raise Wrong("the run is stopped, and nobody got notice")
+            case StopRun() if not any(worker.due for worker in self.memberships[state.machine].members):
+                raise Wrong("the run is stopped, and nobody's notice is nearly over")
             case Start(workers):
                 return state._replace(workers=(*state.workers, *(Worker() for _ in workers)))
             case End(worker):

@@ -14,13 +14,19 @@ import pytest
 from tests.support.members_kit import LIMIT_S, Events, Raw, begun, coordinating, eventually, members
 from tests.support.membership_events import decode_event, replay
 
-from elastune.core.journal.records import ConnectionsRefused, MembershipEvent, StragglerDetected
+from elastune.core.journal.records import (
+    ConnectionsRefused,
+    MembershipEvent,
+    Restarted,
+    StepsCompleted,
+    StragglerDetected,
+)
 from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator import machine as instructions
 from elastune.elastic.coordinator.controller_interface import RecordSent
-from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.coordinator.coordinator import Coordinator, RestartCosts, wait_for_others_s
 from elastune.elastic.wire import server as hub
-from elastune.elastic.wire.handshake import BUSY, TokenRefused, new_nonce, respond
+from elastune.elastic.wire.contact import BUSY, TokenRefused, new_nonce, respond
 from elastune.elastic.wire.messages import (
     PURPOSE,
     Answer,
@@ -155,11 +161,30 @@ def test_the_last_words_of_a_worker_come_before_the_news_of_its_end() -> None:
 def test_a_noticed_worker_of_too_few_stops_the_run() -> None:
     with coordinating(2, low=2) as coordinator, members(coordinator, 0, 1) as found:
         begun(found)
-        found[1].noticed(30, "spot")
-        (stop,) = eventually(coordinator.take)
-        assert isinstance(stop, instructions.StopRun)
         events = Events(coordinator)
-        assert "'seconds': 30.0, 'why': 'spot'" in eventually(events.text)
+        found[1].noticed(0.6, "spot")
+        eventually(lambda: "'seconds': 0.6, 'why': 'spot'" in events.text())
+        assert coordinator.take() == [], "it waits for a replacement"
+        (stop,) = eventually(coordinator.take)
+        assert stop == instructions.StopRun(
+            1, "notice to worker 1 (spot): 1 worker would remain, the fewest allowed are 2"
+        )
+        assert "'notice_ending'" in eventually(events.text)
+
+
+def test_a_restart_says_what_it_repeats_and_how_long_nobody_trained() -> None:
+    costs = RestartCosts()
+    costs.step_reached(40)
+    claim = StepsCompleted(0, 1, 2, 0, 0, 100, 140, 1, 42)
+    assert costs.record_received(claim, 1.0) == claim
+    costs.all_lost(10.0)
+    assert costs.record_received(Restarted(22), 17.5) == Restarted(22, repeated=20, pause_s=7.5)
+    assert costs.record_received(Restarted(22), 18.0) == Restarted(22), "nothing was trained since"
+
+
+@pytest.mark.parametrize(("notice_s", "wait_s"), [(120, 90), (60, 45), (25, 18.75), (12, 7), (8, 4), (0, 0)])
+def test_a_part_of_a_notice_is_kept_for_the_checkpoint(notice_s: float, wait_s: float) -> None:
+    assert wait_for_others_s(notice_s) == wait_s
 
 
 def test_a_worker_that_is_to_be_replaced_goes_on_until_another_is_ready() -> None:

@@ -38,6 +38,7 @@ from elastune.elastic.wire.messages import (
     Left,
     Lost,
     Noticed,
+    NoticeEnding,
     Progressed,
     Ready,
     ReplaceAsked,
@@ -201,11 +202,58 @@ def test_the_last_member_leaves_when_its_replacement_holds_the_state() -> None:
     assert told(state, *run(2, 3, 1, 0))[1] == [planned(3, 1)]
 
 
-def test_a_notice_that_leaves_too_few_stops_the_run_in_good_order() -> None:
+def test_a_notice_that_leaves_too_few_stops_the_run_in_good_order_once_it_is_nearly_over() -> None:
     state, instructions = told(training(2, low=2), (1, Noticed(30, "spot")))
-    assert [type(instruction) for instruction in instructions] == [StopRun]
+    assert (instructions, state.stage) == ([], "open")
+    state, instructions = told(state, (1, NoticeEnding()))
+    assert instructions == [StopRun(1, "1 worker would remain, the fewest allowed are 2")]
     assert told(state, (None, ResizeAsked(4)), (None, CapacityChanged(4)))[1] == []
     assert told(state, (0, Done()), (1, Done()))[1] == [Dismiss()]
+
+
+def all_noticed() -> Membership:
+    """Two members, both with a notice: worker 0 has left, worker 1 trains on until another one comes."""
+    state, instructions = told(training(2), (0, Noticed(60)), (1, Noticed(60)), (0, Left()), (1, Running(2, 5)))
+    assert (state.current, state.stage, instructions) == (planned(2, 1).view, "open", [])
+    return state
+
+
+def test_a_notice_to_all_waits_for_the_replacements_and_hands_the_state_over() -> None:
+    state, instructions = told(all_noticed(), (None, CapacityChanged(1)))
+    assert instructions == [Start((2,))]
+    state, instructions = told(state, *warm(2))
+    assert instructions == [planned(3, 1, 2, joiners=[2])]
+    state, instructions = told(state, *run(3, 9, 1, 2))
+    assert instructions == [Confirm(2, 3), planned(4, 2)]
+    state, instructions = told(state, (1, Left()), *run(4, 9, 2))
+    assert (state.current, state.stage) == (planned(4, 2).view, "open")
+    assert told(state, (1, NoticeEnding())) == (state, [])
+
+
+def test_a_notice_to_all_stops_the_run_when_it_is_nearly_over_and_no_replacement_holds_the_state() -> None:
+    state = all_noticed()
+    *_, stop = told(state, (1, NoticeEnding()))[1]
+    assert stop == StopRun(1, "0 workers would remain, the fewest allowed are 1")
+    starting = told(state, (None, CapacityChanged(1)))[0]
+    *_, stop = told(starting, (1, NoticeEnding()))[1]
+    assert stop == StopRun(1, "no member would remain, and no other worker has joined yet")
+
+
+def test_a_member_with_a_later_notice_goes_on_without_the_one_whose_notice_ends() -> None:
+    state = told(training(3, low=2), (0, Noticed(30)), (0, Left()), *run(2, 3, 1, 2), (1, Noticed(90)))[0]
+    assert state.current == planned(2, 1, 2).view, "two are the fewest, so worker 1 stays"
+    state = told(state, (2, Noticed(20)))[0]
+    assert [type(each) for each in told(state, (2, NoticeEnding()))[1]] == [StopRun]
+    one_is_enough = told(training(2), (0, Noticed(30)), (1, Noticed(90)))[0]
+    assert told(one_is_enough, (0, NoticeEnding()))[1] == []
+
+
+def test_with_a_notice_the_fewest_stay_until_replacements_join() -> None:
+    state, instructions = told(training(2, low=2, high=3), (0, Noticed(60)), (1, Noticed(60)))
+    assert (instructions, state.stage) == ([], "open")
+    state = told(state, (None, CapacityChanged(1)))[0]
+    state, instructions = told(state, *warm(2))
+    assert instructions == [planned(2, 0, 2, joiners=[2])]
 
 
 def test_one_on_its_way_out_stays_out_when_a_member_is_lost() -> None:
@@ -332,7 +380,7 @@ def test_room_that_others_have_taken_is_not_waited_for_for_ever(news: Event) -> 
 
 
 def test_nobody_is_replaced_in_a_run_that_ends() -> None:
-    for end in ((0, Done()), (1, Noticed(30))):
+    for end in ((0, Done()), (1, NoticeEnding())):
         _, instructions = told(training(2, low=2), end, (1, ReplaceAsked()), (None, CapacityChanged(2)))
         assert instructions == []
 
@@ -487,6 +535,7 @@ def test_what_contradicts_the_state_is_refused(events: list[tuple[int | None, Ev
         (1, Running(1, 0)),
         (1, Broken(1)),
         (1, Noticed(30)),
+        (1, NoticeEnding()),
         (1, ReplaceAsked()),
         (1, Left()),
         (1, Lost()),
@@ -514,6 +563,7 @@ def test_news_of_a_version_that_was_never_settled_changes_nothing() -> None:
             (1, Running(2, 3)),
             (1, Broken(2, "why")),
             (1, Noticed(30, "why")),
+            (1, NoticeEnding()),
             (1, Left()),
             (1, Lost("why")),
         ),

@@ -20,8 +20,8 @@ import pytest
 
 from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator.machine import begin
-from elastune.elastic.wire.messages import CapacityChanged, Event, Noticed, ReplaceAsked, ResizeAsked
-from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, reconcile
+from elastune.elastic.wire.messages import CapacityChanged, Event, Noticed, NoticeEnding, ReplaceAsked, ResizeAsked
+from elastune.elastic.worker.recovery import MemberStatus, RecoveryPlan, reconcile
 
 _spec = importlib.util.spec_from_file_location("protocol_model", Path(__file__).parent / "protocol_model.py")
 assert _spec is not None
@@ -134,6 +134,8 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "one of three leaves, a death": ("s", 3, {**shrink(2), "deaths": 1}),
     "the only one gets notice, a death": ("sss", 1, {"free": 1, "wishes": ((0, Noticed(30)),), "deaths": 1}),
     "one of two gets notice": ("ss", 2, {"high": 2, "free": 1, "wishes": ((0, Noticed(30)),)}),
+    "both get notice, and one comes": ("ss", 2, {"high": 2, "free": 1, "wishes": ((0, Noticed(30)), (1, Noticed(30)))}),
+    "the only one's notice ends": ("ss", 1, {"free": 1, "wishes": ((0, Noticed(30)), (0, NoticeEnding()))}),
     "one of two is replaced, a death": ("ss", 2, {**replaced(1), "deaths": 1}),
     "one of two is replaced, a break": ("s", 2, {**replaced(1), "breaks": 1}),
     "rank 0 is replaced, a false death": ("s", 2, {**replaced(0), "freezes": 1}),
@@ -154,6 +156,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("program", "workers", "case"), CASES.values(), ids=CASES)
 def test_no_order_of_events_breaks_a_rule(program: str, workers: int, case: dict[str, Any]) -> None:
     assert "over" in ends(program, workers, **case)

@@ -34,6 +34,7 @@ from elastune.elastic.wire.messages import (
     Left,
     Lost,
     Noticed,
+    NoticeEnding,
     Ready,
     ReplaceAsked,
     ResizeAsked,
@@ -77,7 +78,7 @@ class Histories(RuleBasedStateMachine):
                 case Confirm(worker, number):
                     assert worker in self.proclaimed[number - 1].joiners
                 case StopRun():
-                    assert any(worker.preempted for worker in self.state.members), "it stops for nothing"
+                    assert any(worker.due for worker in self.state.members), "it stops for nothing"
                 case End(worker) | Release(worker):
                     assert self.state.stage == "over" or self.state.find(worker) is None
                     self.ended.add(worker)
@@ -119,13 +120,15 @@ class Histories(RuleBasedStateMachine):
         if able:
             self.feed(data.draw(st.sampled_from(able)))
 
-    @rule(data=st.data(), event=st.sampled_from([Lost, Noticed, Done, Broken]))
+    @rule(data=st.data(), event=st.sampled_from([Lost, Noticed, NoticeEnding, Done, Broken]))
     def mishap(self, data: st.DataObject, event: type[Any]) -> None:
         state = self.state
         if event is Lost and state.workers:
             self.feed((data.draw(st.sampled_from([worker.number for worker in state.workers])), Lost("x")))
         if event is Noticed and state.workers:
             self.feed((data.draw(st.sampled_from([worker.number for worker in state.workers])), Noticed(30)))
+        if event is NoticeEnding and (noticed := [worker.number for worker in state.workers if worker.preempted]):
+            self.feed((data.draw(st.sampled_from(noticed)), NoticeEnding()))
         if event is Done and state.members and data.draw(st.integers(0, 9)) == 0:
             self.feed((data.draw(st.sampled_from([worker.number for worker in state.members])), Done()))
         if event is Broken and state.live:

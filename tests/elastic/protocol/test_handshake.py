@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastune.elastic.wire.handshake import (
+from elastune.elastic.wire.contact import (
     CHALLENGE_BYTES,
     PROOF_BYTES,
     REFUSAL,

@@ -150,6 +150,7 @@ def test_a_killed_process_is_noticed_by_its_end_of_connection_even_if_it_had_for
         other.wait()
 
 
+@pytest.mark.soak
 def test_a_frozen_worker_is_lost_and_ends_when_it_wakes() -> None:
     with coordinating(2, heartbeat_s=0.5) as coordinator, members(coordinator, 0) as (first,):
         other = process(coordinator, 1)
@@ -269,6 +270,7 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
         CoordinatorClient(address, "token", 0)
 
 
+@pytest.mark.soak
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport.dial, "__defaults__", (0.2,))
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from elastune.elastic.wire.view import View
-from elastune.elastic.worker.reconcile import NO_ROUND, LearnerAssignment, MemberStatus, OpenRound, goes_on, reconcile
+from elastune.elastic.worker.group import LearnerAssignment
+from elastune.elastic.worker.recovery import NO_ROUND, MemberStatus, OpenRound, goes_on, reconcile
 
 BEGUN = OpenRound(assignment_view=1, learners=4, quorum=3)
 FOUR = View(1, (0, 1, 2, 3))

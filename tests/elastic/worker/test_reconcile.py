@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.elastic.coordinator.machine import ProtocolViolation
-from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, reconcile
+from elastune.elastic.worker.recovery import MemberStatus, RecoveryPlan, reconcile
 
 CALM = MemberStatus(completed=7, step=5, unrepeatable=False, lost=False, snapshot=-1, rewinds=0, joins=False)
 BEHIND = replace(CALM, completed=6, step=4)

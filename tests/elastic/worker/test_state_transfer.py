@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import torch
 from hypothesis import given, settings
 
-from elastune.elastic.worker.state_transfer import (
+from elastune.elastic.worker.recovery import (
     DTYPES,
     SMALL_BYTES,
     receive_floats,

@@ -10,7 +10,8 @@ import pytest
 from torch.distributed import HashStore
 
 from elastune.elastic.wire.messages import Beat
-from elastune.elastic.worker.group import StaticWatch
+from elastune.elastic.worker import group
+from elastune.elastic.worker.group import StaticWatch, connection_lost
 
 
 def watch(rank: int, store: Any, said: Beat, limit_s: float) -> StaticWatch:
@@ -41,3 +42,43 @@ def test_who_tells_nothing_new_has_been_there_since_it_was_seen() -> None:
     late = watch(0, store, waited, 0.2).stall
     assert late is not None
     assert (late.worker, late.reason) == (1, "timeout")
+
+
+RESET = RuntimeError("[../gloo/transport/tcp/pair.cc:553]\nConnection reset by peer")
+
+
+def test_a_rank_that_says_nothing_any_more_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "LOOK_EVERY_S", 0.01)
+    store, says = HashStore(), Beat(step=3, doing="computing")
+    one, _ = (watch(rank, store, says, 60.0) for rank in (0, 1))
+    gloo = "(what failed here: [../gloo/transport/tcp/pair.cc:553] Connection reset by peer)"
+    assert str(one.explain(RESET)) == f"rank 1 is lost: its process or its host has ended {gloo}"
+    store.set("elastune/lost", "rank 7 is lost")
+    assert str(one.explain(RESET)).startswith("rank 7 is lost ("), "who came first knows"
+
+
+def test_a_rank_that_has_failed_says_so_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "LOOK_EVERY_S", 0.01)
+    store, says = HashStore(), Beat(step=3, doing="computing")
+    one, other = (watch(rank, store, says, 60.0) for rank in (0, 1))
+    other.fail("ValueError: no data")
+    assert str(one.explain(RESET)).startswith("rank 1 has failed: ValueError: no data (what failed here: ")
+
+
+def test_without_the_store_nobody_can_tell_which() -> None:
+    class Gone:
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("Connection closed by peer")
+
+        def set(self, key: str, value: str) -> None:
+            raise RuntimeError("Connection closed by peer")
+
+    one = watch(0, Gone(), Beat(), 60.0)
+    one.fail("nobody hears it")
+    assert "rendezvous store, is lost" in str(one.explain(RESET))
+
+
+def test_texts_of_gloo_are_no_faults_of_the_program() -> None:
+    assert connection_lost(RESET)
+    assert not connection_lost(RuntimeError("shapes differ"))
+    assert not connection_lost(ValueError("connection reset by peer"))

@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo
 
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.wire.messages import Broken
-from elastune.elastic.worker.view_groups import MemberStore
+from elastune.elastic.worker.elastic_group import MemberStore
 
 VERSIONS = 50
 # One process imports torch and forks the workers: imports would take most of the time.
@@ -27,7 +27,7 @@ import os, sys, time
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo
 from elastune.elastic.worker.client import CoordinatorClient
-from elastune.elastic.worker.view_groups import MemberStore
+from elastune.elastic.worker.elastic_group import MemberStore
 
 def work(worker):
     member = CoordinatorClient(*sys.argv[1:], worker)
@@ -73,6 +73,7 @@ def coordinator() -> Iterator[Coordinator]:
         yield one
 
 
+@pytest.mark.soak
 def test_process_groups_form_through_it_again_and_again(coordinator: Coordinator) -> None:
     command = [sys.executable, "-c", WORKERS, coordinator.address, coordinator.token]
     process = subprocess.Popen(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elastune.elastic.wire.view import View
-from elastune.elastic.worker.view_groups import ViewComms
+from elastune.elastic.worker.elastic_group import ViewComms
 from elastune.parallel.comm.group import Group, GroupBroken
 
 NEXT = View(2, (0, 1), scheduled=True, joiners=(1,))

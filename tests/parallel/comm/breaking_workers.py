@@ -10,9 +10,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from elastune.parallel.comm import gloo
-from elastune.parallel.comm import socket_filter as door
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm import backends, sockets
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.group import Group, GroupBroken, drop
 from elastune.parallel.comm.network_probe import measure_link
 from elastune.parallel.comm.sockets import SocketRef, borrowed, connections
@@ -206,7 +205,7 @@ def forming_again(worker: Worker, count: int, wary: bool) -> None:
     for at in range(count):
         begun = time.monotonic()
         if wary:
-            gloo._STRANGERS.set()
+            backends._STRANGERS.set()
         group = worker.form(f"group {at}")
         formed_s = time.monotonic() - begun
         data, out = torch.full((worker.size,), float(worker.rank)), torch.empty(worker.size)
@@ -218,7 +217,7 @@ def forming_again(worker: Worker, count: int, wary: bool) -> None:
 
 def forming_at_late_doors(worker: Worker, count: int) -> None:
     """As ``forming_again``; strangers are in before the first listener of each group is shut."""
-    refuse_connections, late = door.refuse_connections, [True]
+    refuse_connections, late = sockets.refuse_connections, [True]
 
     def shut_late(listener: SocketRef) -> None:
         if late[0]:
@@ -229,10 +228,10 @@ def forming_at_late_doors(worker: Worker, count: int) -> None:
             assert until(lambda: len(connections(own, [])) > 20), "all that strangers say"
         refuse_connections(listener)
 
-    door.refuse_connections = shut_late
+    sockets.refuse_connections = shut_late
     for at in range(count):
         late[0] = True
         group = worker.form(f"group {at}")
-        assert gloo._STRANGERS.is_set()
+        assert backends._STRANGERS.is_set()
         worker.send("sum", [value for (value,) in group.gather_floats([float(worker.rank)])])
         drop(group)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elastune.parallel.comm.backends import NcclFactory, _NcclForming
 from elastune.parallel.comm.group import Group, GroupBroken
-from elastune.parallel.comm.nccl import NcclFactory, _NcclForming
 
 DEVICE = torch.device("cuda:0")
 LIMIT_S = 60.0

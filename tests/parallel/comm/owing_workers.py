@@ -7,12 +7,12 @@ import math
 import torch
 from torch import nn
 
-from elastune.core.batch_slices import shares
 from elastune.core.communication import Compression
 from elastune.core.run import ExecutionSettings
+from elastune.core.slots import shares
 from elastune.parallel.comm import reducer as reducers
-from elastune.parallel.comm.gloo import GlooFactory
-from elastune.parallel.comm.gradient_compression import CompressedReducer
+from elastune.parallel.comm.backends import GlooFactory
+from elastune.parallel.comm.compressed import CompressedReducer
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import replicated
 from elastune.parallel.mechanisms.base import Replicated

@@ -14,8 +14,8 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import Place
 from elastune.core.slots import cut
 from elastune.parallel.comm import reducer as reducers
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.exact import ExactReducer
-from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.network_probe import measure_link, probe_links
 from elastune.parallel.comm.process_groups import form_comms, join

@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 
 from elastune.parallel.comm import process_groups as backend
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.backends import Communicator, GlooFactory, HostWaits, NcclFactory
 from elastune.parallel.comm.group import Group, GroupBroken
-from elastune.parallel.comm.nccl import Communicator, HostWaits, NcclFactory
 from elastune.parallel.comm.process_groups import backend_for, factory_for
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.parallel.comm.quantized import BLOCK, Blocks, Codec, Half, HalfBytes, ShorterFloat8, ShorterHalf
+from elastune.parallel.comm.compressed import BLOCK, Blocks, Codec, Half, HalfBytes, ShorterFloat8, ShorterHalf
 
 CODECS = [Half(torch.bfloat16), Half(torch.float16), Blocks(), HalfBytes(), ShorterHalf(), ShorterFloat8()]
 

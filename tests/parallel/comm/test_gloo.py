@@ -16,8 +16,8 @@ import torch.distributed as dist
 from tests.soaked import soaked
 from tests.support.strangers import Strangers, garbage
 
-from elastune.parallel.comm import socket_filter as door
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm import sockets
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.sockets import SocketRef, connections, listeners, sever
 
@@ -153,12 +153,12 @@ def test_strangers_who_come_before_a_door_is_shut_are_left_behind() -> None:
 def test_who_waits_to_be_accepted_has_entered() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         it, own = next(item for item in listeners().items() if item[0].fd == server.fileno())
-        assert not door.entered(it, own)
+        assert not sockets.entered(it, own)
         with socket.create_connection(own):
-            assert door.entered(it, own) is (sys.platform == "linux")
+            assert sockets.entered(it, own) is (sys.platform == "linux")
             with server.accept()[0]:
-                assert door.entered(it, own)
-        assert not door.entered(it, own)
+                assert sockets.entered(it, own)
+        assert not sockets.entered(it, own)
 
 
 def test_what_several_send_each_other_at_once_comes_in_order() -> None:
@@ -267,7 +267,7 @@ def test_a_number_that_another_socket_has_by_now_is_left_alone() -> None:
 
 
 def test_waiting_in_the_store_keeps_its_own_time() -> None:
-    from elastune.parallel.comm.forming import _Patient
+    from elastune.parallel.comm.backends import _Patient
 
     store = _Patient(dist.HashStore(), threading.Event())
     with pytest.raises(RuntimeError):

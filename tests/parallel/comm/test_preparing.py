@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from elastune.parallel.comm.forming import BackgroundForming
+from elastune.parallel.comm.backends import BackgroundForming
 from elastune.parallel.comm.group import GroupBroken
 
 

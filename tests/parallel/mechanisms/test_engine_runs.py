@@ -40,6 +40,7 @@ def spec_of(
     )
 
 
+@pytest.mark.soak
 def test_a_run_goes_on_under_one_mechanism_after_another(cluster: LocalCluster, tmp_path: Path) -> None:
     """An epoch each, from the checkpoint of the one before; micro-batches that workers have unequally many of."""
     for name in ("deepspeed", "fairscale"):

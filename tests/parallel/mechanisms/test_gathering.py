@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from elastune.core.batch_slices import BatchSlice, shares
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import ExecutionSettings
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.core.slots import BatchSlice, shares
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms, form_comms, replicated
 from elastune.parallel.mechanisms.base import Replica

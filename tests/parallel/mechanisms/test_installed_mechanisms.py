@@ -119,6 +119,7 @@ def elastune(toys: Path, folder: Path, *words: str) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.soak
 def test_two_workers_train_with_it(toys: Path, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     words = ("--mechanism", "loud", "--workers", "2", "--out", "loud", "--json")

@@ -12,7 +12,7 @@ from tests.soaked import soaked
 
 from elastune.core.layout import UNIT, CopiesDiffer, ParamBlock, Segment, Split, Unrecoverable, held
 from elastune.core.mesh import Mesh
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.mechanisms.owned.placement import VALUES, PlacedState, Shard, StateRequest, bring, meet
 from elastune.testing.worker_processes import Worker, processes

@@ -14,10 +14,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.core.batch_slices import BatchSlice, contributors, shares
-from elastune.core.run import ExecutionSettings, Mode
+from elastune.core.run import ExecutionSettings
+from elastune.core.slots import BatchSlice, Mode, contributors, shares
 from elastune.parallel.comm import reducer as reducers
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.group import Group, GroupBroken, Work, drop
 from elastune.parallel.comm.process_groups import replicated
 from elastune.parallel.sync.base import Sync

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.core.batch_slices import slices_of_round
 from elastune.core.run import ExecutionSettings
+from elastune.core.slots import slices_of_round
 from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import replicated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from elastune.core.communication import BFloat16, Int8, PowerSgd, TopK
-from elastune.core.run import Mode
+from elastune.core.slots import Mode
 from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms.base import Replica

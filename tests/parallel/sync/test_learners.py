@@ -10,7 +10,7 @@ from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import replicated
 from elastune.parallel.mechanisms.base import Replicated
-from elastune.parallel.sync.learners import Learners
+from elastune.parallel.sync.rounds import Learners
 
 
 @pytest.mark.parametrize("rate", [0.5, torch.tensor(0.5)])

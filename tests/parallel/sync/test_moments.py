@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from elastune.core.errors import UserError
 from elastune.parallel.comm.group import Group
-from elastune.parallel.sync.learners import StateEntry, completed, entries_of, numbers_of, united
+from elastune.parallel.sync.rounds import StateEntry, completed, entries_of, numbers_of, united
 from elastune.testing.kits.sync import same
 from elastune.testing.worker_processes import processes
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.core.batch_slices import BatchSlice, shares
-from elastune.core.run import ExecutionSettings, Mode
+from elastune.core.run import ExecutionSettings
+from elastune.core.slots import BatchSlice, Mode, shares
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import replicated
 from elastune.parallel.comm.reducer import BLOCK, TURNS

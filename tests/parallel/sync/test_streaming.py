@@ -7,7 +7,7 @@ import torch
 
 from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.comm.group import Group
-from elastune.parallel.sync.diloco import StreamingDiLoCo
+from elastune.parallel.sync.local_sgd import StreamingDiLoCo
 
 
 @pytest.mark.parametrize(("steps", "left"), [(12, [4, 8]), (9, [4]), (8, [4]), (5, []), (3, [])])

@@ -5,6 +5,7 @@ from elastune.core.journal.records import (
     FaultInjected,
     LearnerLeftOut,
     Regrouped,
+    Restarted,
     RunFinished,
     RunStarted,
     StateLost,
@@ -55,6 +56,17 @@ def test_state_that_was_lost_and_a_mesh_are_told() -> None:
     )
     assert changes_line(result).endswith(f"1 step done again; {outcome}")
     assert "2 (shard=2)" in changes_table(result).rows[0]
+
+
+def test_a_restart_after_a_total_loss_counts() -> None:
+    result = gather_changes([Entry(0.0, Restarted(22, 20, 7.5))])
+    assert (result.number, result.longest_pause_s, result.discarded) == (1, 7.5, 20)
+    restarted = "restarted from step 22: 20 steps repeated, after 7.5 s without a worker"
+    line = f"1 change of workers, pauses 7.5 s median, 7.5 s at most, 20 steps done again; {restarted}"
+    assert changes_line(result) == line
+    assert changes_table(result).rows == (("–", "23", "–", "–", "restart, all were lost", "7.5 s", "20"),)
+    older = gather_changes([*ENTRIES, Entry(9.0, Restarted(0))])
+    assert (older.number, older.median_pause_s, older.discarded) == (3, 0.045, 1), "its costs are not known"
 
 
 def test_a_round_that_ended_without_a_learner_is_told() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.clusters import request_of
 from tests.support.fake_package import write_package
 
 from elastune.core.errors import UserError
 from elastune.runtime.clusters.kind import Access, CapacityRequest
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.runtime.clusters.registry import parse_cluster, request_of
+from elastune.runtime.clusters.registry import parse_cluster
 
 SOURCE = """
 from dataclasses import dataclass
@@ -43,8 +44,7 @@ def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_opened_by_its_name(tmp_path: Path) -> None:
     request = request_of("pods:3")
-    assert request is not None
-    cluster = request.open(CapacityRequest(tmp_path / "out", 1, 3))  # type: ignore[union-attr]
+    cluster = request.open(CapacityRequest(tmp_path / "out", 1, 3))
     assert isinstance(cluster, LocalCluster)
     with cluster:
         assert cluster.capacity == 3

@@ -144,6 +144,7 @@ def test_a_fork_of_the_controller_does_not_end_its_workers(tmp_path: Path, serve
     assert exits(events_until_end(cluster, handle))[0].code == 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "exception", "_exit", "return"])
 def test_nothing_survives_its_controller(tmp_path: Path, how: str, gone, running) -> None:
     with controller_that_ends_by(how, tmp_path) as controller:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elastune.core.journal.records import Record, RunFailed, RunFinished, WorkerGone
@@ -294,8 +296,10 @@ def test_a_run_has_not_finished_while_an_end_may_be_the_programs_doing() -> None
 
 
 def test_a_run_whose_machines_are_taken_away_says_so() -> None:
-    assert after(StopRun("notice"), says(0, finished("requested")))[1] == (Message(0, finished("notice")),)
-    assert after(StopRun("notice"), says(0, finished()))[1] == (Message(0, finished()),)
+    stop = StopRun(1, "notice to worker 1 (host a: spot): 0 workers would remain")
+    told_why = replace(finished("notice"), stop_why=stop.why)
+    assert after(stop, says(0, finished("requested")))[1] == (Message(0, told_why),)
+    assert after(stop, says(0, finished()))[1] == (Message(0, finished()),)
     assert after(says(0, finished("requested")))[1] == (Message(0, finished("requested")),)
 
 

@@ -13,9 +13,9 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.runtime.job.against import AgainstPlain, by_batch, check_against, judge_against
+from elastune.runtime.job.program_check import AgainstPlain, by_batch, check_against, judge_against
+from elastune.train.proof.compare import Leaf, PassRecord, RunRecord, StepRecord
 from elastune.train.proof.plain import PlainOutcome
-from elastune.train.proof.records import Leaf, PassRecord, RunRecord, StepRecord
 
 PLAIN = """
 import argparse
@@ -98,6 +98,7 @@ def test_a_program_is_held_against_its_plain_script(command_here: Any, tmp_path:
     assert found["problem"].endswith("2 times the script's")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from elastune.core.run import Program
-from elastune.runtime.job import checked_programs
-from elastune.runtime.job.checked_programs import checked_folder, is_checked, note_check
+from elastune.runtime.job import preflight
+from elastune.runtime.job.preflight import checked_folder, is_checked, note_check
 
 PROGRAM = """
 import torch
@@ -79,7 +79,7 @@ def test_without_a_home_nothing_is_known(program: Callable[..., Program], monkey
 def test_the_oldest_are_forgotten(
     folder: Path, program: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checked_programs, "MOST", 4)
+    monkeypatch.setattr(preflight, "MOST", 4)
     (folder / "a folder").mkdir(parents=True)
     for age in range(5):
         (folder / f"{age}").touch()

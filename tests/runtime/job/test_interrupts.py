@@ -9,7 +9,7 @@ import pytest
 
 from elastune.cli.output import stopped_code
 from elastune.runtime.job import interrupts as interrupts_module
-from elastune.runtime.job.interrupts import Interrupts, terminated
+from elastune.runtime.job.interrupts import HandOver, Interrupts, terminated
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,19 @@ def test_the_first_signal_decides_the_exit_code(
     assert interrupts.count == sum(number != signal.SIGUSR1 for number in signals)
     assert terminated() == (code == 75)
     assert stopped_code() == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_process_that_is_begun_again_ends_at_once(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(interrupts_module, "_ended_by", [])
+    monkeypatch.setattr(interrupts_module.os, "_exit", ended.append)
+    try:
+        for follows in (True, False):
+            HandOver.ask(lambda follows=follows: follows)
+            with Interrupts():
+                os.kill(os.getpid(), number)
+                os.kill(os.getpid(), signal.SIGINT)  # a person ends the run, whatever Slurm does
+    finally:
+        HandOver.ask(None)
+    assert ended == [75]

@@ -14,8 +14,8 @@ from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.program_check import Checked, check_program
 from elastune.train.program.source import of_workers, unseeded
+from elastune.train.proof.compare import Leaf, PassRecord, RunRecord, StepRecord
 from elastune.train.proof.findings import PAGE, ShortRun, TrainingProblem, judge
-from elastune.train.proof.records import Leaf, PassRecord, RunRecord, StepRecord
 
 PROGRAM = """
 import numpy as np, torch

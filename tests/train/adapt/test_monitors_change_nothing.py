@@ -38,6 +38,7 @@ def _workers_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 IN_CI = ("exact, 3 workers", "fast, 1 workers", "fast, 3 workers", "exact, slots in pieces")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", [*IN_CI, *soaked(*sorted(MEANS.keys() - set(IN_CI)))])
 def test_equal_bits_with_and_without(where: str) -> None:
     from monitored_workers import train

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
+from elastune.core.checkpoint_keeping import DEFAULT_LAST
 from elastune.core.errors import UserError
 from elastune.core.run import Position
 from elastune.train.checkpoints.checkpoint import (
-    KEPT,
     Checkpoint,
     complete,
     damaged,
@@ -63,7 +63,7 @@ def test_what_is_saved_is_loaded_and_the_newest_are_kept(tmp_path: Path) -> None
         assert save(tmp_path, checkpoint(step)) == complete(tmp_path)[-1]
         assert_whole(load(complete(tmp_path)[-1]))
     assert [path.name for path in complete(tmp_path)] == ["step-0000000020", "step-0000000100"]
-    assert len(list(tmp_path.iterdir())) == KEPT
+    assert len(list(tmp_path.iterdir())) == DEFAULT_LAST
 
 
 def test_a_step_may_be_saved_again(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_kill_at_any_moment_leaves_the_newest_complete_one(tmp_path: Path) -> 
     assert first > 1, "no checkpoint was ever completed"
     save(folder, checkpoint(10**6))
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".")], "drafts of killed processes"
-    assert len(complete(folder)) == KEPT
+    assert len(complete(folder)) == DEFAULT_LAST
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], object]) -> None:

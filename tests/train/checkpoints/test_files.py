@@ -22,13 +22,12 @@ from elastune.train.checkpoints.checkpoint import (
     contribute,
     damaged,
     draft,
-    file_name,
     load,
     load_newest,
     merged,
     publish,
-    write,
 )
+from elastune.train.checkpoints.checkpoint_part import CheckpointPart, file_name, write
 
 SHAPE = (6, 8)
 
@@ -102,7 +101,7 @@ def shares_of_three(at: Path, step: int) -> list[Contribution]:
             states |= {"progress": {"seconds": 1.0}}
         if i == 2:
             states["optimizer"]["state"]["w"]["step"] = torch.tensor(float(step))  # type: ignore[assignment]
-        results.append(Contribution.of(json.loads(json.dumps(contribute(at, states, i, 3).tree))))
+        results.append(Contribution.of(json.loads(json.dumps(contribute(at, CheckpointPart.of(states), i, 3).tree))))
     return results
 
 

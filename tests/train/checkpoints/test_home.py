@@ -13,6 +13,7 @@ import torch
 
 from elastune.core.errors import UserError
 from elastune.train.checkpoints.checkpoint import contribute, draft
+from elastune.train.checkpoints.checkpoint_part import CheckpointPart
 from elastune.train.checkpoints.out_folder import OutFolder
 
 MOMENTS = range(6)  # before each of the five calls that make a draft's folder, open and mkdir in turn; and after them
@@ -68,11 +69,11 @@ def test_a_share_of_a_checkpoint_is_written_into_the_folder_that_was_found(tmp_p
     out.mkdir()
     home = OutFolder.at(out)
     at = draft(out / "checkpoints", "1")
-    contribute(at, {"model": {"w": torch.zeros(2)}}, make=home.make)
+    contribute(at, CheckpointPart.of({"model": {"w": torch.zeros(2)}}), make=home.make)
     assert [file.name for file in at.iterdir()] == ["tensors.safetensors"]
     take_away(out, "replaced")
     with pytest.raises(UserError, match="was removed or replaced"):
-        contribute(at, {"model": {"w": torch.zeros(2)}}, make=home.make)
+        contribute(at, CheckpointPart.of({"model": {"w": torch.zeros(2)}}), make=home.make)
     assert list(out.iterdir()) == []
 
 

@@ -117,6 +117,7 @@ SCHEDULES: dict[str, Any] = {
 FOUND = ("plateau", "step", "two", "warm-up")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("per_step", [False, True])
 @pytest.mark.parametrize(
     ("name", "given"), [*((name, True) for name in sorted(SCHEDULES)), *((name, False) for name in FOUND)]
@@ -154,6 +155,7 @@ def test_hyperparameters_are_the_childs(tmp_path: Path) -> None:
     assert (session.epoch, session.step, session.metrics) == (1, STEPS, {"loss": 1.0})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("make", "of_child", "expected"),
     [

@@ -11,11 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.train.proof import lines
-from elastune.train.proof.compare import changed_variables, distance, explain_slots, first_difference
-from elastune.train.proof.quiet import Quiet
-from elastune.train.proof.recorder import gradient_of, line_in, parts_of
-from elastune.train.proof.records import Leaf, LossPart, PassRecord, RunRecord, StepRecord, encode, read_run
+from elastune.train.proof import findings
+from elastune.train.proof.compare import (
+    Leaf,
+    LossPart,
+    PassRecord,
+    RunRecord,
+    StepRecord,
+    changed_variables,
+    distance,
+    encode,
+    explain_slots,
+    first_difference,
+    read_run,
+)
+from elastune.train.proof.recorder import Quiet, gradient_of, line_in, parts_of
 
 SLOTS, SAMPLES = 4, 8
 X = torch.arange(8.0 * SAMPLES).reshape(SAMPLES, 8).sin()
@@ -190,8 +200,8 @@ for epoch in range(3):
 
 
 def test_candidates_are_found_by_their_syntax() -> None:
-    assert lines.splits(TEXT) == [2]
-    assert lines.schedulers(TEXT) == [3]
-    assert lines.seeds(TEXT) == [4]
-    assert lines.distributed_samplers(TEXT) == [5]
-    assert lines.counters(TEXT) == [8, 10]
+    assert findings.splits(TEXT) == [2]
+    assert findings.schedulers(TEXT) == [3]
+    assert findings.seeds(TEXT) == [4]
+    assert findings.distributed_samplers(TEXT) == [5]
+    assert findings.counters(TEXT) == [8, 10]

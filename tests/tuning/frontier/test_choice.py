@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from elastune.core.errors import UserError
+from elastune.core.journal.folds import TrialTable
 from elastune.core.journal.records import Entry, RunFinished, TrialFinished, TrialStarted
-from elastune.core.journal.trials import TrialTable
 from elastune.core.mesh import Mesh
 from elastune.core.plan.data_parallel import DataParallelStep
 from elastune.core.run import Config, Elastic, ExecutionSettings, Program

@@ -11,12 +11,18 @@ import pytest
 
 from elastune.core.journal.records import RunFinished, WorkerMemory
 from elastune.core.mesh import Mesh
-from elastune.core.plan.cluster_plan import ClusterPlan
-from elastune.core.plan.search_time import CROWDING, RANDOM_SEARCH_FACTOR, SearchModel
+from elastune.core.plan.cluster_plan import CROWDING, RANDOM_SEARCH_FACTOR, ClusterPlan, SearchModel
 from elastune.core.run import Program
 from elastune.train.rehearsal import ProgramSize
-from elastune.tuning.cluster_plan.commands import command_of, program_facts, search_command_of, trials_note
-from elastune.tuning.cluster_plan.find_plan import PlanRequest, plan_cluster, search_of
+from elastune.tuning.cluster_plan.find_plan import (
+    PlanRequest,
+    command_of,
+    plan_cluster,
+    program_facts,
+    search_command_of,
+    search_of,
+    trials_note,
+)
 
 SIZE = ProgramSize(100, 16, 3, 1e6, 100.0, 100.0, 0.0, 1000, 1000, 2000, 3, 1.0, fake=True)
 

@@ -91,6 +91,7 @@ def test_the_search_chooses_who_trains_and_how_they_agree(
             assert (row.seconds_label, row.seconds_factor, row.num_slots) == ("modelled", None, 4)
 
 
+@pytest.mark.soak
 def test_a_policy_stands_beside_static_settings(
     cluster: LocalCluster, tmp_path: Path, searching: Callable[[str], Program]
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_policy_stands_beside_static_settings(
             assert {run.workers for run in runs if run is not None} == {row.workers}
 
 
+@pytest.mark.soak
 def test_the_command_of_a_policys_row_has_it(
     cluster: LocalCluster, tmp_path: Path, searching: Callable[[str], Program]
 ) -> None:

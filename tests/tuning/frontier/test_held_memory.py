@@ -44,6 +44,7 @@ def train(session):
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("mesh", [Mesh(data=2), Mesh(shard=2)], ids=str)
 def test_a_run_holds_what_was_said_before_it_began(
     mesh: Mesh, tmp_path: Path, processes: None, forked_from: Callable[..., AbstractContextManager[None]]

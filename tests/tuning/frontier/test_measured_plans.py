@@ -12,9 +12,8 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.core.journal.records import RunFinished, WorkerMemory
 from elastune.core.mesh import Mesh
-from elastune.core.plan.cluster_plan import ClusterPlan, ProgramForecast
+from elastune.core.plan.cluster_plan import ClusterPlan, ProgramForecast, SearchModel
 from elastune.core.plan.memory import HeldAlone
-from elastune.core.plan.search_time import SearchModel
 from elastune.core.plan.step_model import prior_model
 from elastune.core.plan.step_time import CONSTANTS, Constant, StepSplits, StepWork
 from elastune.core.run import ExecutionSettings, Program, RunSpec
@@ -23,8 +22,14 @@ from elastune.runtime.clusters.fork import ForkLauncher
 from elastune.runtime.job.validation import why_impossible
 from elastune.train.program.load import load_as_guest
 from elastune.train.rehearsal import ProgramSize, rehearse
-from elastune.tuning.cluster_plan.measured_plans import MeasuredPlan, TrainingPlan, measure_plans, plans_here, plans_on
-from elastune.tuning.cluster_plan.probes import MachineProbes
+from elastune.tuning.cluster_plan.probes import (
+    MachineProbes,
+    MeasuredPlan,
+    TrainingPlan,
+    measure_plans,
+    plans_here,
+    plans_on,
+)
 
 SIZE = ProgramSize(100, 16, 3, 1e6, 100.0, 100.0, 0.0, 1000, 1000, 2000, 3, 1.0, fake=True)
 MIB = 2**20

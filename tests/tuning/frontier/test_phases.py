@@ -211,6 +211,7 @@ def test_an_interrupted_frontier_does_not_train_anything_twice(
     assert len([t for t in ended if begun[t].phase == "naive"]) == 6
 
 
+@pytest.mark.soak
 def test_naive_rows_that_diverge_are_told_as_such(cluster: LocalCluster, tmp_path: Path, one: Program) -> None:
     """At four times lr 0.4 the regression diverges; its base, and what the search finds, do not."""
     asked = request(one, tmp_path / "out", config={"lr": 0.4, "batch_size": 10, "epochs": 12})
@@ -236,6 +237,7 @@ def test_a_small_space_ends_the_search(cluster: LocalCluster, tmp_path: Path, on
     assert searched.scoring_s > 0
 
 
+@pytest.mark.soak
 def test_in_fast_mode_as_many_workers_train_as_are_told_of(tmp_path: Path, one: Program) -> None:
     asked = request(one, tmp_path / "out", workers=(1, 3), execution=ExecutionSettings(mode="fast"))
     answer = frontier(asked)
@@ -249,6 +251,7 @@ def test_in_fast_mode_as_many_workers_train_as_are_told_of(tmp_path: Path, one: 
         frontier(request(one, tmp_path / "other", execution=ExecutionSettings(mode="fast")), cluster=small)
 
 
+@pytest.mark.soak
 def test_meshes_of_as_many_parts_share_quality_and_differ_in_time(
     cluster: LocalCluster, tmp_path: Path, one: Program
 ) -> None:

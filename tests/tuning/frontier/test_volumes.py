@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from elastune.core.journal.folds import TrialTable
 from elastune.core.journal.records import (
     Entry,
     FrontierVolumes,
@@ -20,7 +21,6 @@ from elastune.core.journal.records import (
     TrialPaused,
     TrialStarted,
 )
-from elastune.core.journal.trials import TrialTable
 from elastune.core.plan.data_parallel import DataParallelStep
 from elastune.core.run import Config, Program
 from elastune.tuning.frontier.checked_request import check

@@ -14,6 +14,7 @@ import elastune
 from elastune.cli.results import PickOptions, result_of
 from elastune.core.errors import UserError
 from elastune.core.journal.files import JournalWriter
+from elastune.core.journal.folds import fold
 from elastune.core.journal.records import (
     AssetMade,
     AssetMember,
@@ -23,7 +24,6 @@ from elastune.core.journal.records import (
     TrialFinished,
     TrialStarted,
 )
-from elastune.core.journal.trials import fold
 from elastune.tuning.reuse.kept_models import library
 from elastune.tuning.study.results import assets_of
 

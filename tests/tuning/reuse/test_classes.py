@@ -17,8 +17,8 @@ from tests.programs.nodes import points as node_points
 import elastune
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import fold
 from elastune.core.journal.records import StudyStarted
-from elastune.core.journal.trials import fold
 from elastune.core.run import Program, StartFrom
 from elastune.report.overviews import front_trials, gather_study
 from elastune.runtime.clusters.local import LocalCluster

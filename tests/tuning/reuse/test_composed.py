@@ -18,9 +18,8 @@ from tests.programs.views import view
 import elastune
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import fold, training_of_studies
 from elastune.core.journal.records import AssetMade
-from elastune.core.journal.spending import training_of_studies
-from elastune.core.journal.trials import fold
 from elastune.core.run import Program, StartFrom
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.tuning.reuse.class_tree import class_tree

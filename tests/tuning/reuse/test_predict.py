@@ -15,6 +15,7 @@ from tests.programs.assets import build, points
 import elastune
 from elastune.core.errors import UserError
 from elastune.core.journal.files import JournalWriter, read
+from elastune.core.journal.folds import fold
 from elastune.core.journal.records import (
     ArtifactKept,
     Entry,
@@ -23,10 +24,9 @@ from elastune.core.journal.records import (
     TrialFinished,
     TrialStarted,
 )
-from elastune.core.journal.trials import fold
 from elastune.train.predictions import file_of
 from elastune.tuning.reuse.kept_models import fill, library, weights_of
-from elastune.tuning.reuse.predict import ModelHooks
+from elastune.tuning.reuse.predictions import ModelHooks
 
 PROGRAM = (Path(__file__).parents[2] / "programs" / "assets.py").read_text()
 

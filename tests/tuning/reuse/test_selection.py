@@ -11,8 +11,7 @@ import torch
 from tests.tuning.reuse.reference_cases import CASES, FILE, MEMBERS, ROUNDS, Case, weights_of
 
 from elastune.core.errors import UserError
-from elastune.tuning.reuse.predictions import SCORES, Judged, Task, judged, score_for
-from elastune.tuning.reuse.selection import (
+from elastune.tuning.reuse.ensemble import (
     EnsembleLimits,
     best_single,
     greedy,
@@ -21,6 +20,7 @@ from elastune.tuning.reuse.selection import (
     simplex_weights,
     stack,
 )
+from elastune.tuning.reuse.predictions import SCORES, Judged, Task, judged, score_for
 
 CLASSES = Task("classification", "probabilities", 3)
 VALUES = Task("regression", "values", 1)

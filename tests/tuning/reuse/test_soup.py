@@ -15,9 +15,8 @@ from torch import nn
 import elastune
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import Training, fold, training_in, training_of
 from elastune.core.journal.records import Entry, StudyStarted, TrialStarted, TrialStartedFrom
-from elastune.core.journal.spending import Training, training_in, training_of
-from elastune.core.journal.trials import fold
 from elastune.core.run import Program, RunSpec, StartFrom
 from elastune.parallel.mechanisms.tensor_storage import whole
 from elastune.runtime.clusters.local import LocalCluster
@@ -81,6 +80,11 @@ def test_a_uniform_soup_is_the_mean(family: Path) -> None:
     plain = mean_of(family, list(found.trials)).state_dict()
     for name, tensor in found.model.state_dict().items():
         assert torch.allclose(tensor, plain[name]), name
+
+
+def test_a_loaded_study_makes_a_soup(family: Path) -> None:
+    made = elastune.Study.load(family).soup(how="uniform")
+    assert sorted(made.soup.trials) == [0, 1, 2, 3]
 
 
 def test_a_greedy_soup_adds_what_does_no_harm(family: Path) -> None:

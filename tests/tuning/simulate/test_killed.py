@@ -39,6 +39,7 @@ def tried(out: Path) -> tuple[list[Any], list[Any], int]:
     return begun, ends, sum(isinstance(record, TrialAdopted) for record in results)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("pace", "changes"),
     [

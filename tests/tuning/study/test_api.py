@@ -103,6 +103,7 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", **changes}
 
 
+@pytest.mark.soak
 def test_a_script_and_the_workers_of_a_launcher_reach_the_same(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text(SCRIPT)
@@ -239,6 +240,7 @@ def test_workers_do_not_outlive_the_owner_of_an_open_cluster(cluster: LocalClust
         elastune.run(trains_nothing, grace_s=5.0, out=tmp_path, cluster=cluster)
 
 
+@pytest.mark.soak
 def test_trials_outlive_a_script_whose_results_go_to_a_url(tmp_path: Path) -> None:
     script, taken, there = tmp_path / "mine.py", tmp_path / "taken", tmp_path / "there"
     script.write_text(OUTLIVED)

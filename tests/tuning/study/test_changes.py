@@ -13,6 +13,7 @@ from tests.support.studies import Telling
 from elastune.cli import main
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import fold
 from elastune.core.journal.records import (
     ChangesAccepted,
     DataContext,
@@ -24,7 +25,6 @@ from elastune.core.journal.records import (
     StudyStarted,
     TrialFinished,
 )
-from elastune.core.journal.trials import fold
 from elastune.core.run import Program
 from elastune.report.explain import explain
 from elastune.report.overviews import front_trials, gather_study

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from elastune.core.journal.files import JournalWriter, read
+from elastune.core.journal.folds import TrialTable
 from elastune.core.journal.follow import JournalFollower
 from elastune.core.journal.records import (
     ActAsked,
@@ -25,7 +26,6 @@ from elastune.core.journal.records import (
     TrialResumed,
     TrialStarted,
 )
-from elastune.core.journal.trials import TrialTable
 from elastune.core.run import ExecutionSettings, Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.tuning.study.budget import Bounds

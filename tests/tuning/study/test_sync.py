@@ -249,6 +249,7 @@ def test_a_frontier_takes_strategies_and_no_schedule_of_them(program: Any, tmp_p
         check_frontier(asked_for(f'{{"sync_schedule": trial.suggest_categorical("sync_schedule", {schedule})}}'))
 
 
+@pytest.mark.soak
 def test_static_and_adaptive_strategies_stand_on_one_front_and_a_resume_keeps_them(
     program: Any, tmp_path: Path
 ) -> None:

@@ -14,8 +14,8 @@ from elastune.core.journal.files import read
 from elastune.core.journal.records import Reported, TrialFinished
 from elastune.core.run import Program
 from elastune.train.program.load import load
+from elastune.tuning.search.constraint import TargetReached, parse_target, shortfall, time_to
 from elastune.tuning.search.objective import parse_objectives
-from elastune.tuning.search.time_to_target import TargetReached, parse_target, shortfall, time_to
 from elastune.tuning.simulate.run import SurrogateModel, simulate
 from elastune.tuning.study.request import StudyRequest
 from elastune.tuning.study.results import Study

@@ -81,6 +81,7 @@ def test_one_trial_proves_for_all_also_after_a_resume(tmp_path: Path) -> None:
     assert (proved.trial, proved.proof.proof) == (0, "first_step")
 
 
+@pytest.mark.soak
 def test_a_sum_ends_a_study_and_unchecked_goes_on(tmp_path: Path) -> None:
     summed = {"reduction": "sum"}
     with pytest.raises(UserError, match=rf"{SUMMED} \(got trial 0: program.py:19: twice .*--unchecked"):

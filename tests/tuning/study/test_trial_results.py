@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
+from elastune.core.journal.folds import TrialSummary
 from elastune.core.journal.records import RunFinished, TrialFinished, TrialStarted
-from elastune.core.journal.trials import TrialSummary
 from elastune.runtime.job.pool import JobEvent
 from elastune.tuning.search.objective import parse_objectives
 from elastune.tuning.study.trial_results import Pricing, judge

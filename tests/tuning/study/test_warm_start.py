@@ -148,6 +148,7 @@ def test_an_interrupted_beginning_takes_nothing_yet(cluster: LocalCluster, old: 
     assert cluster.free == cluster.capacity
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("edit", "objectives", "similarity", "told"),
     [

@@ -1,22 +1,23 @@
-"""The gradient noise scale: how large a batch may grow before its samples repeat the same information.
+"""The gradient noise scale, plain and as Adam sees it: how large a batch may grow before its samples add little.
 
-Source: McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", section 2.2 (B_simple = tr(Sigma) / |G|^2)
-and appendix A.1 (its estimate from two batch sizes; smooth numerator and denominator apart). Here the small batch is a
-part of the global one (slot, worker, micro-batch), of any size:
+Source: McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", section 2.2 (B_simple = tr(Sigma) /
+|G|^2) and appendix A.1 (its estimate from two batch sizes; smooth numerator and denominator apart). Here the small
+batch is a part of the global one (slot, worker, micro-batch), of any size:
 
     tr(Sigma)^ = (part_square - square) * batch / (parts - 1)        never negative
     |G|^2^     = square - tr(Sigma) / batch
 
-Bias. Both estimates are unbiased for any sizes of the parts, for samples drawn independently. For samples drawn without
-replacement from N samples, tr(Sigma) belongs to this finite set, and |G|^2 is too large by about tr(Sigma) / N. The
-ratio is biased upwards by about its squared relative error (of |G|^2), and lags behind training by ``memory`` readings.
+Bias. Both estimates are unbiased for any sizes of the parts, for samples drawn independently. For samples drawn
+without replacement from N samples, tr(Sigma) belongs to this finite set, and |G|^2 is too large by about tr(Sigma) /
+N. The ratio is biased upwards by about its squared relative error (of |G|^2), and lags behind training by ``memory``
+readings.
 
-Variance. With normal noise, one reading of tr(Sigma) has variance 2 tr(Sigma^2) / (parts - 1), whatever the batch: its
-weight is parts - 1. ``square`` has variance 4 G'Sigma G / batch + 2 tr(Sigma^2) / batch^2: its weight is the batch.
-That weight is right for large batches; for small ones it keeps more of the past than would be best. |G|^2 is corrected
-by the smoothed tr(Sigma), which is far more precise than that of one step. So a change of batch or workers resets
-nothing: new readings count by their own precision. For large models a reading covers a quarter of the values, and four
-readings cover all (``BucketNorms``). Readings then vary with the quarters, and so does the reported error.
+Variance. With normal noise, one reading of tr(Sigma) has variance 2 tr(Sigma^2) / (parts - 1), whatever the batch:
+its weight is parts - 1. ``square`` has variance 4 G'Sigma G / batch + 2 tr(Sigma^2) / batch^2: its weight is the
+batch. That weight is right for large batches; for small ones it keeps more of the past than would be best. |G|^2 is
+corrected by the smoothed tr(Sigma), which is far more precise than that of one step. So a change of batch or workers
+resets nothing: new readings count by their own precision. For large models a reading covers a quarter of the values,
+and four readings cover all (``BucketNorms``). Readings then vary with the quarters, and so does the reported error.
 
 Where |G|^2 is not distinguishable from zero (its estimate is below its own standard error, or negative), that error
 takes its place. The scale is then bounded, with an error as large as itself: "about this, or more".
@@ -106,3 +107,33 @@ class NoiseScale(Monitor):
 
     def signals(self, state: State) -> dict[str, Signal]:
         return dict(estimate(state))
+
+
+# The gradient noise scale as Adam sees it: of gradients divided by sqrt(v) + eps, with Adam's second moment v.
+#
+# Source: Qiao et al. 2021, "Pollux", section 3.1 and its implementation AdaptDL (``gradient_noise_scale.py``, class
+# ``AdamGradientNoiseScale``), which preconditions gradients before it takes their norms. Adam takes large steps along
+# small gradients, so noise there counts for as much as noise elsewhere. The plain noise scale is ruled by the few
+# parameters with the largest gradients.
+#
+# Bias and variance are those of ``noise_scale``, given v. v is that of before the step, hence independent of the
+# step's samples. It moves with the run, and with it the unit of both variance and square. Their ratio, the scale, has
+# no unit.
+
+
+@dataclass(frozen=True)
+class PreconditionedNoiseScale(NoiseScale):
+    """As ``NoiseScale``, of the gradient as Adam sees it.
+
+    Gives the signals ``noise_scale_adam``, ``gradient_variance_adam`` and ``gradient_square_adam``.
+    """
+
+    name = "noise_scale_adam"
+    gives = frozenset({"noise_scale_adam", "gradient_variance_adam", "gradient_square_adam"})
+    needs = frozenset({"preconditioned"})
+
+    def update(self, state: State, reading: Reading) -> State:
+        return with_norms(state, reading.preconditioned, self.memory)
+
+    def signals(self, state: State) -> dict[str, Signal]:
+        return {f"{name}_adam": signal for name, signal in estimate(state).items()}

@@ -10,12 +10,12 @@ import socket
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elastune.cli.flatten import flatten
-from elastune.cli.groups import NoticeOptions
+from elastune.cli.groups import LogOptions, NoticeOptions, flatten
 from elastune.cli.output import FAILED, OK, TRY_AGAIN, print_error
 from elastune.core import notation
 from elastune.core.cost import ON_DEMAND
@@ -79,6 +79,7 @@ def agent(
     notices: NoticeOptions,
     machine: MachineOptions,
     started: AgentOriginOptions,
+    logging: LogOptions,
     patience: Annotated[
         str, typer.Option(metavar="TIME", help="How long to look for the controller before giving up.")
     ] = "10m",
@@ -123,12 +124,19 @@ def agent(
     if machine.interface is not None:
         address_of(machine.interface)
     token, hello = read_token(token_file), machine.hello(started.label)
+    logging.begin(host=hello.host)
     sources = notices.sources()
-    leave_within_s: list[float] = []  # requests to leave: the seconds that each leaves
-    signal.signal(signal.SIGTERM, lambda *_: leave_within_s.append(grace_s))
-    signal.signal(signal.SIGUSR1, lambda *_: leave_within_s.append(notices.notice_seconds))
     where = ControllerLocator(join, started.moves)
-    link = _join(where, token, hello, patience_s)
+    try:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, _stop_joining)
+        link = _join(where, token, hello, patience_s)
+        leave_within_s: list[float] = []  # requests to leave: the seconds that each leaves
+        signal.signal(signal.SIGTERM, lambda *_: leave_within_s.append(grace_s))
+        signal.signal(signal.SIGUSR1, lambda *_: leave_within_s.append(notices.notice_seconds))
+    except JoiningStopped:
+        print_error(f"host {hello.host}: asked to end before the controller at {where.now} had this agent")
+        return TRY_AGAIN
     interface = machine.interface or interface_with(link.socket.getsockname()[0])
     os.environ.update({HOST: hello.host, "GLOO_SOCKET_IFNAME": interface})  # workers begin with this environment
     logs = folder or Path(tempfile.mkdtemp(prefix="elastune-agent-"))
@@ -157,6 +165,14 @@ def agent(
         print_error(f"the controller was lost: {why}")
         return TRY_AGAIN if link.welcome.grace_s else FAILED
     return TRY_AGAIN if served.leaves else OK
+
+
+class JoiningStopped(Exception):
+    """A signal asks the agent to end, and it has no workers yet."""
+
+
+def _stop_joining(number: int, _: FrameType | None) -> None:
+    raise JoiningStopped(signal.Signals(number).name)
 
 
 def _join(where: ControllerLocator, token: str, hello: AgentHello, patience_s: float) -> Link:

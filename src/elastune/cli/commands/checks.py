@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elastune.cli import options
-from elastune.cli.flatten import flatten
-from elastune.cli.machine import use_data
-from elastune.cli.output import FAILED, OK, WIDTH, WRONG, print_error, print_json, print_lines
+from elastune.cli.groups import flatten
+from elastune.cli.output import FAILED, OK, WIDTH, WRONG, print_error, print_json, print_lines, use_data
 from elastune.core.errors import UserError
 from elastune.core.notation import duration_text
 from elastune.core.settings import ProgramSettings
@@ -278,8 +277,8 @@ MOST_STEPS, MOST_SLOTS = 1000, 64
 
 @flatten
 def check(
-    file: options.File,
     program_settings: ProgramSettings,
+    file: options.FileOrCommand = None,
     arguments: options.Arguments = None,
     against: Annotated[
         Path | None,
@@ -297,6 +296,22 @@ def check(
             metavar="STEPS", help="Number of steps to time in exact mode and in one pass a batch, such as 50. 0: none."
         ),
     ] = 0,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Check a script of your own instead, which elastune leaves as it is. For example: "
+            '"torchrun --nproc-per-node {workers} train.py".',
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="With --command: number of processes to compare with one.")] = 2,
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="With --command: end each of its two runs after this time, and compare what they did until then.",
+        ),
+    ] = 120.0,
     data: options.Data = None,
     json: options.Json = False,
 ) -> int:
@@ -312,6 +327,11 @@ def check(
     FILE's first weights. The line says over how many steps losses and weights are the same, or which step is the first
     that is not, and why.
 
+    With --command no elastune program is needed: the command runs on one process and on --workers processes, and its
+    samples, losses, gradients and weights are compared. The finding names the line and the kind of the first
+    difference: samples read twice, a sampler without set_epoch, a rate or a loss that is scaled, gradients that are
+    not averaged, BatchNorm, buffers, seeds, padding in evaluation.
+
     With --time, exact mode is also measured beside one pass a batch, as a plain training loop has it: how long a step
     takes, and which metrics differ by more than rounding.
 
@@ -319,7 +339,7 @@ def check(
     then does not advise to check it.
     """
     from elastune.core.run import Program
-    from elastune.runtime.job.checked_programs import note_check
+    from elastune.runtime.job.preflight import note_check
     from elastune.runtime.job.program_check import STEPS, WORKERS, check_program, exact_cost
 
     if steps is not None and not 1 <= steps <= MOST_STEPS:
@@ -327,6 +347,11 @@ def check(
     if not 0 <= time <= MOST_STEPS:
         raise UserError(f"--time must be from 0 to {MOST_STEPS} steps", time, "such as --time 50")
     use_data(data)
+    if command is not None:
+        _refuse_beside_command(file=file, against=against, time=time)
+        return _check_command(command, program_settings, workers=workers, steps=steps, time_s=time_limit, json=json)
+    if file is None:
+        raise UserError("a check needs a program", "none", "give FILE, or --command")
     program = Program(file, arguments=tuple(arguments or ()))
     if against is not None:
         return _check_against(program, against, program_settings, steps=steps, json=json)
@@ -362,12 +387,12 @@ def check(
 def _check_against(
     program: Program, script: Path, program_settings: ProgramSettings, *, steps: int | None, json: bool
 ) -> int:
-    from elastune.runtime.job.against import STEPS, check_against
+    from elastune.runtime.job.program_check import SCRIPT_STEPS, check_against
     from elastune.runtime.job.run import JobFailed
 
     try:
         compared = check_against(
-            program, script, program_settings.config, steps=steps or STEPS, seed=program_settings.seed
+            program, script, program_settings.config, steps=steps or SCRIPT_STEPS, seed=program_settings.seed
         )
     except JobFailed as error:
         raise UserError("a program must train before it can be compared", error.failure.detail, "mend that") from None
@@ -376,3 +401,41 @@ def _check_against(
     else:
         print_lines(compared.as_line(program.path.name))
     return FAILED if compared.problem else OK
+
+
+MOST_PROCESSES, LONGEST_S = 64, 86_400.0
+
+
+def _refuse_beside_command(**others: object) -> None:
+    """Raise ``UserError`` for an option that looks at a FILE."""
+    for name, value in others.items():
+        if value:
+            word = "FILE" if name == "file" else f"--{name}"
+            raise UserError("a check of a --command has no FILE, --against or --time", word, "leave one of them out")
+
+
+def _check_command(
+    text: str, program_settings: ProgramSettings, *, workers: int, steps: int | None, time_s: float, json: bool
+) -> int:
+    from elastune.runtime.observe.command import STEPS, check_command
+    from elastune.train.program.command import parse_command
+
+    if not 2 <= workers <= MOST_PROCESSES:
+        raise UserError(f"--workers must be from 2 to {MOST_PROCESSES}", workers, "such as --workers 2")
+    if not 0 < time_s <= LONGEST_S:
+        raise UserError(f"--time-limit must be from 1 to {LONGEST_S:.0f} seconds", time_s, "such as --time-limit 300")
+    checked = check_command(
+        parse_command(text),
+        program_settings.config,
+        workers=workers,
+        steps=steps or STEPS,
+        time_s=time_s,
+        seed=program_settings.seed,
+    )
+    if json:
+        print_json({"kind": "check_command", **asdict(checked)})
+    for difference in () if json else (*checked.differences, *checked.notes):
+        print_lines(difference.as_line())
+    if not checked.differences and not json:
+        print_lines(f"{checked.steps} steps: the same on 1 process and on {workers}")
+    return FAILED if checked.differences else OK

@@ -15,8 +15,7 @@ import typer
 from elastune.cli import options
 from elastune.cli.commands.reuse import Program
 from elastune.cli.commands.search import print_study
-from elastune.cli.flatten import flatten
-from elastune.cli.groups import FastExecution, OutputOptions
+from elastune.cli.groups import FastExecution, OutputOptions, flatten
 from elastune.cli.output import OK, print_error, print_json, print_lines
 from elastune.core import notation
 from elastune.core.errors import UserError

@@ -81,7 +81,7 @@ def _tell(file: Path, plain: Path, converted: Conversion, arguments: tuple[str, 
         print(f"{file} is written. Next: elastune check {file} --against {plain}{given}")
         return OK
     from elastune.core.run import Program
-    from elastune.runtime.job.against import check_against
+    from elastune.runtime.job.program_check import check_against
     from elastune.runtime.job.run import JobFailed
 
     try:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from elastune.cli import options
-from elastune.cli.flatten import flatten
-from elastune.cli.machine import use_data
-from elastune.cli.output import OK, print_error, print_json, print_lines
+from elastune.cli.groups import flatten
+from elastune.cli.output import OK, print_error, print_json, print_lines, use_data
 from elastune.tuning.cluster_plan.settings import PlanSettings
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from elastune.cli import options
-from elastune.cli.flatten import flatten
+from elastune.cli.groups import flatten
 from elastune.cli.output import FAILED, OK, print_json, print_lines, print_result
 from elastune.core import notation
 from elastune.core.errors import UserError
@@ -68,7 +68,7 @@ def report(
         return _ledger(out, json)
     from elastune.cli.results import PickOptions, result_of, with_money
     from elastune.report.page import write_report
-    from elastune.tuning.search.time_to_target import parse_target
+    from elastune.tuning.search.constraint import parse_target
 
     targets, weighed = notation.numbers(pick or [], "--pick"), notation.numbers(weights or [], "--weights")
     pick_options = PickOptions(targets, weighed, subset, None if goal.target is None else parse_target(goal.target))
@@ -136,7 +136,7 @@ def explain(
     stand beside the measured ones.
     """
     from elastune.core.journal.files import read
-    from elastune.core.journal.trials import compared_all
+    from elastune.core.journal.folds import compared_all
     from elastune.core.plan.step_time import last_plan
     from elastune.report.explain import Explanation, Part, explain_frontier, explain_run
     from elastune.report.explain import explain as explained

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elastune.cli import options
-from elastune.cli.flatten import flatten
-from elastune.cli.machine import use_data
-from elastune.cli.output import OK, print_error, print_json, print_lines, stopped_code
+from elastune.cli.groups import flatten
+from elastune.cli.output import OK, print_error, print_json, print_lines, stopped_code, use_data
 from elastune.core import notation
 from elastune.core.errors import UserError
 from elastune.core.formatting import plain
@@ -59,7 +58,7 @@ def predict(
     The program defines build(config), which returns the model, and predict(model, name), which returns the outputs and
     targets of all samples of a data set, or None for a name that it does not know. See docs/ensembles.md.
     """
-    from elastune.tuning.reuse.predict import predict as predict_trials
+    from elastune.tuning.reuse.predictions import predict as predict_trials
 
     predictions = predict_trials(
         study, data or ["validation", "test"], trials=numbers_of(trials), program=program, again=again

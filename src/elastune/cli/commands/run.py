@@ -15,8 +15,16 @@ import typer
 
 from elastune.cli import options
 from elastune.cli.commands.dashboard import page_beside
-from elastune.cli.flatten import flatten, resumed_words
-from elastune.cli.groups import Execution, ExecutionOptions, FaultOptions, NoticeOptions, OutputOptions
+from elastune.cli.groups import (
+    Execution,
+    ExecutionOptions,
+    FaultOptions,
+    LogOptions,
+    NoticeOptions,
+    OutputOptions,
+    flatten,
+    resumed_words,
+)
 from elastune.cli.output import (
     FAILED,
     OK,
@@ -29,6 +37,7 @@ from elastune.cli.output import (
 )
 from elastune.core.cost import Prices
 from elastune.core.errors import UserError
+from elastune.core.formatting import plain
 from elastune.core.mesh import Mesh
 from elastune.core.run import CommandLine, Elastic, ExecutionSettings, Place, Program, RunSpec
 from elastune.runtime.job.output import discard_refused, is_url
@@ -76,7 +85,8 @@ def resume_by(call: Call) -> Callable[..., int]:
         command_line = _command_line(out)
         as_json = ["--json"] if json else []
         words = resumed_words(command_line, [*changes, *as_json, *context.args], Path(out).resolve())
-        folder, file = Path(command_line.folder), words[words.index("--") + 1]
+        folder, behind = Path(command_line.folder), words[words.index("--") + 1 :]
+        file = behind[0] if behind else "the file of --space"
         if not folder.is_dir() and not Path(file).exists():
             command = shlex.join(["elastune", *words])
             rule = "a command is given again in the folder that it was given in"
@@ -125,6 +135,7 @@ def run(
     output: OutputOptions,
     faults: FaultOptions,
     notices: NoticeOptions,
+    logging: LogOptions,
     command: CommandLine,
     arguments: options.Arguments = None,
     tensorboard: options.TensorBoard = False,
@@ -146,9 +157,10 @@ def run(
     Exit code 1: the run failed. Exit code 75: SIGTERM has ended it, or the machine is about to be taken away, as
     SIGUSR1 or another notice said; the run has written a checkpoint, and the same command with --resume goes on.
     """
-    from elastune.runtime.job.checked_programs import with_proof
+    from elastune.runtime.job.preflight import with_proof
     from elastune.runtime.placement import from_environment
 
+    logging.begin()
     place = from_environment(os.environ)
     chosen, cluster = faults.choose(execution_options.mode, place), settings.request(print_error)
     if place is not None and not settings.local:
@@ -208,9 +220,9 @@ def _spec(
 
 def _checked(spec: RunSpec) -> tuple[bool, RunTracker]:
     """Make all checks before a worker starts. Returns whether workers may be adopted, and the progress tracker."""
+    from elastune.runtime.job.preflight import examined_meanwhile
     from elastune.runtime.job.resumption import accepted_changes, check_resumed, may_adopt
     from elastune.runtime.job.run import check_free
-    from elastune.train.preflight import examined_meanwhile
 
     check_free(spec.out, spec.resume)
     adopts = may_adopt(spec)
@@ -350,7 +362,7 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
 
 def _advice(spec: RunSpec) -> str:
     """Advice on a program that no one checked on several worker counts; "" if there is none."""
-    from elastune.runtime.job.checked_programs import is_checked
+    from elastune.runtime.job.preflight import is_checked
 
     path = spec.program.path
     if spec.execution.mode != "exact" or spec.most_workers == 1 or is_checked(spec.program):
@@ -394,7 +406,8 @@ def _print_outcome(out: Path, as_json: bool, chaos: Verdict | None = None, price
             print_lines("\n".join(chaos.lines))
         return _explain(failure, out)
     if result.stopped in ("requested", "notice"):
-        why = "stopped on request" if result.stopped == "requested" else "stopped: this machine will be taken away"
+        notice = plain(result.data.get("stop_why") or "this machine will be taken away", 300)
+        why = "stopped on request" if result.stopped == "requested" else f"stopped: {notice}"
         print_error(f"{why}; go on with --resume --out {out}")
         return stopped_code() if result.stopped == "requested" else TRY_AGAIN
     return OK if result.stopped != "unfinished" and (chaos is None or chaos.good) else FAILED

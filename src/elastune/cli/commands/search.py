@@ -7,8 +7,7 @@ from pathlib import Path
 
 from elastune.cli import options
 from elastune.cli.commands.dashboard import page_beside
-from elastune.cli.flatten import flatten
-from elastune.cli.groups import FastExecution, OutputOptions, WorkerExecution
+from elastune.cli.groups import CommandOptions, FastExecution, LogOptions, OutputOptions, WorkerExecution, flatten
 from elastune.cli.output import OK, print_error, print_result, stopped_code
 from elastune.core.errors import UserError
 from elastune.core.run import CommandLine
@@ -18,11 +17,13 @@ from elastune.tuning.study.settings import FrontierSettings, StudySettings
 
 @flatten
 def tune(
-    file: options.File,
     settings: StudySettings,
     execution_options: FastExecution,
+    command_options: CommandOptions,
     output: OutputOptions,
+    logging: LogOptions,
     command: CommandLine,
+    file: options.FileOrCommand = None,
     arguments: options.Arguments = None,
     dry_run: options.DryRun = False,
     dashboard: options.Dashboard = False,
@@ -48,16 +49,16 @@ def tune(
     from elastune.tuning.study.run import checked as checked_study
     from elastune.tuning.study.run import tune as run_study
 
-    cluster = settings.request(print_error)
+    logging.begin()
+    cluster, file = settings.request(print_error), command_options.source(file)
     out = output.choose(settings.out, file, "tune", resume=settings.resume)
     low, high = settings.trial_workers or (None, None)
     low = None if execution_options.mesh is not None else low
     execution = execution_options.execution(low, high, settings.learners, local=settings.local)
     if settings.resume and "num_slots" not in execution_options.chosen:
         execution = replace(execution, num_slots=journaled_slots(out) or execution.num_slots)
-    request = study_request(
-        settings, output.program(file, arguments, out, resume=settings.resume), out, execution, command
-    )
+    program = command_options.program() or output.program(file, arguments, out, resume=settings.resume)
+    request = study_request(settings, program, out, execution, command)
     if dry_run:
         plan = checked_study(request, cluster=cluster).plan
         return print_dry_run(of_study(plan, str(settings.cluster)), as_json=output.json)
@@ -69,11 +70,13 @@ def tune(
 
 @flatten
 def frontier(
-    file: options.File,
     settings: FrontierSettings,
     execution_options: WorkerExecution,
+    command_options: CommandOptions,
     output: OutputOptions,
+    logging: LogOptions,
     command: CommandLine,
+    file: options.FileOrCommand = None,
     arguments: options.Arguments = None,
     dry_run: options.DryRun = False,
     dashboard: options.Dashboard = False,
@@ -105,12 +108,12 @@ def frontier(
     from elastune.tuning.frontier.find_frontier import checked
     from elastune.tuning.frontier.find_frontier import frontier as find_frontier
 
-    cluster = settings.request(print_error)
+    logging.begin()
+    cluster, file = settings.request(print_error), command_options.source(file)
     out = output.choose(settings.out, file, "frontier", resume=settings.resume)
     execution = execution_options.on(None, local=settings.local)
-    request = frontier_request(
-        settings, output.program(file, arguments, out, resume=settings.resume), out, execution, command
-    )
+    program = command_options.program() or output.program(file, arguments, out, resume=settings.resume)
+    request = frontier_request(settings, program, out, execution, command)
     if dry_run:
         plan = checked(request, cluster)[0]
         return print_dry_run(of_frontier(plan, str(settings.cluster)), as_json=output.json)

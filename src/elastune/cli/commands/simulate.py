@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elastune.cli.commands.search import print_study
-from elastune.cli.flatten import flatten
-from elastune.cli.groups import OutputOptions
-from elastune.cli.machine import use_data
-from elastune.cli.output import OK, print_result
+from elastune.cli.groups import OutputOptions, flatten
+from elastune.cli.output import OK, print_result, use_data
 from elastune.core import notation
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from itertools import pairwise
 
-from elastune.cli.convert.site import TrainingSite, site_of
 from elastune.cli.convert.source_text import MARK, Function, SourceText, bound_names, called, dotted, local_names
 from elastune.cli.convert.training_path import (
+    TrainingSite,
     backward_calls,
     functions_that_train,
     iterated,
     resolve,
+    site_of,
     step_calls,
     stepped_names,
 )

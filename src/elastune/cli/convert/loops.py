@@ -1,25 +1,108 @@
-"""Rewrites the loops of a training: epochs, batches, the backward pass, and what counts batches."""
+"""Rewrites the loops of a training: epochs, batches, the backward pass, counters of batches, and the kind of a loss."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from elastune.cli.convert.losses import is_sum, unequal_count
 from elastune.cli.convert.objects import TrainedObjects
-from elastune.cli.convert.site import TrainingSite, name_here, site_of
 from elastune.cli.convert.source_text import MARK, Function, Loop, SourceText, bound_names, called, dotted
 from elastune.cli.convert.training_path import (
+    TrainingSite,
     backward_calls,
     counts,
     functions_that_train,
     iterated,
     layers,
     models_of,
+    name_here,
     resolve,
+    site_of,
     step_calls,
     stepped_names,
 )
+
+# What a loss is: a mean over the batch, a sum over its samples, or a mean over elements whose number varies.
+
+_DEEP = 6  # assignments and calls that are followed
+
+
+def is_sum(source: SourceText, loss: ast.expr, home: Function | None, depth: int = 0) -> bool:
+    """Whether ``loss``, an expression in the function ``home``, is a sum over samples, as far as its text shows."""
+    if depth > _DEEP:
+        return False
+    if isinstance(loss, ast.BinOp):
+        if isinstance(loss.op, (ast.Div, ast.FloorDiv)):
+            divisor = ast.unparse(loss.right)
+            sized = "size" in divisor or "len(" in divisor or "shape" in divisor or "numel" in divisor
+            return not sized and is_sum(source, loss.left, home, depth + 1)
+        return any(is_sum(source, each, home, depth + 1) for each in (loss.left, loss.right))
+    if isinstance(loss, ast.Call):
+        return _call_sums(source, loss, home, depth)
+    if isinstance(loss, (ast.Name, ast.Attribute)):
+        values = _values(source, dotted(loss), home)
+        return any(is_sum(source, value, home, depth + 1) for value in values)
+    if isinstance(loss, ast.Tuple):
+        return any(is_sum(source, each, home, depth + 1) for each in loss.elts[:1])
+    return False
+
+
+def _call_sums(source: SourceText, call: ast.Call, home: Function | None, depth: int) -> bool:
+    if _option(call, "reduction") == "sum" or _option(call, "size_average") is False:
+        return True
+    word = called(call)
+    if word == "sum":
+        over = [*call.args, *(each.value for each in call.keywords if each.arg == "dim")]
+        return len(over) == (0 if _is_method(call) else 1) or dotted(call.func) == "sum"
+    if word in ("scale", "float", "double") and call.args:  # a gradient scaler
+        return is_sum(source, call.args[0], home, depth + 1)
+    for function in (node for node in ast.walk(source.tree) if isinstance(node, Function) and node.name == word):
+        results = [n.value for n in ast.walk(function) if isinstance(n, ast.Return) and n.value is not None]
+        return any(is_sum(source, each, function, depth + 1) for each in results)
+    made = _values(source, dotted(call.func), home)
+    return any(isinstance(each, ast.Call) and _option(each, "reduction") == "sum" for each in made)
+
+
+def _is_method(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and dotted(call.func.value) != "torch"
+
+
+def _option(call: ast.Call, name: str) -> object:
+    return next(
+        (each.value.value for each in call.keywords if each.arg == name and isinstance(each.value, ast.Constant)), None
+    )
+
+
+def _values(source: SourceText, name: str, home: Function | None) -> list[ast.expr]:
+    """What ``name`` is given: in ``home``, else anywhere in the file."""
+    if not name:
+        return []
+    everywhere = [
+        node
+        for node in ast.walk(source.tree)
+        if (isinstance(node, ast.Assign) and any(dotted(each) == name for each in node.targets))
+        or (isinstance(node, ast.AugAssign) and dotted(node.target) == name and isinstance(node.op, ast.Add))
+    ]
+    here = [node for node in everywhere if source.function(node) is home]
+    return [node.value for node in here or everywhere]
+
+
+def unequal_count(source: SourceText, loss: ast.expr, home: Function | None) -> str:
+    """The number of elements of a mean that leaves out those of ``ignore_index``; "" for other losses."""
+    node = loss
+    if isinstance(node, ast.Name):
+        values = _values(source, node.id, home)
+        if len(values) != 1:
+            return ""
+        node = values[0]
+    if not isinstance(node, ast.Call) or len(node.args) < 2:
+        return ""
+    makers = [each for each in _values(source, dotted(node.func), home) if isinstance(each, ast.Call)]
+    ignored = [k.value for call in (node, *makers[:1]) for k in call.keywords if k.arg == "ignore_index"]
+    return f"({source.text_of(node.args[1])} != {source.text_of(ignored[0])}).sum()" if ignored else ""
+
+
+# Rewrites the loops of a training: epochs, batches, the backward pass, and what counts batches.
 
 NUMBER_OF_EPOCHS = "session.epochs takes the number of epochs"
 
@@ -69,8 +152,6 @@ def _turns(source: SourceText) -> int:
 
 
 # --- the loop over batches ---
-
-
 def _over_data(source: SourceText, site: TrainingSite, turns: int) -> None:
     loop = site.loop
     assert isinstance(loop, ast.For)
@@ -214,8 +295,6 @@ def _own(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 # --- a loop that gets the data of each step by itself ---
-
-
 def _by_itself(source: SourceText, site: TrainingSite) -> None:
     """Each pass of the loop is a step with one number as its batch."""
     loop = site.loop
@@ -277,8 +356,6 @@ def _limit(source: SourceText, loop: Loop, name: str | None) -> str | None:
 
 
 # --- the backward pass ---
-
-
 def _backward_passes(source: SourceText, site: TrainingSite, turns: int) -> None:
     by_function: dict[Function, list[ast.Call]] = {}
     for call in backward_calls(source.tree):
@@ -405,8 +482,6 @@ def _clips(source: SourceText, trained: TrainedObjects) -> None:
 
 
 # --- the loop over epochs ---
-
-
 def _epochs(source: SourceText, loop: Loop, site: TrainingSite) -> None:
     if isinstance(loop, ast.While):
         _epochs_of_while(source, loop, site)
@@ -468,8 +543,6 @@ def _epochs_of_while(source: SourceText, loop: ast.While, site: TrainingSite) ->
 
 
 # --- files ---
-
-
 def _saves(source: SourceText) -> None:
     """One worker writes a file."""
     for call in ast.walk(source.tree):

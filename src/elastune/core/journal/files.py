@@ -20,7 +20,9 @@ from pydantic import ValidationError
 from elastune.core.clock import SystemClock
 from elastune.core.errors import UserError
 from elastune.core.formatting import cut
+from elastune.core.journal import logs
 from elastune.core.journal.records import OPENING, Entry, Record, decode_entry, encode_entry
+from elastune.core.journal.run_records import JOURNAL_FORMAT
 
 # Files that are whole or missing: written under another name, then renamed.
 
@@ -86,7 +88,11 @@ def _entry(path: Path, number: int, line: bytes) -> Entry:
     try:
         return decode_entry(line)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = error.errors(include_url=False)[0]
+        if first["loc"] in (("run_started", "format"), ("study_started", "format")):
+            rule = f"this release reads journals of format {JOURNAL_FORMAT}"
+            fix = "use the release of elastune that wrote it"
+            raise UserError(rule, f"{path}: format {cut(repr(first['input']), 20)}", fix) from None
         why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".lstrip(": ")
     except ValueError as error:
         why = str(error)
@@ -114,6 +120,7 @@ class JournalWriter:
 
     def __init__(self, path: Path, *, exclusive: bool = True, wall: Callable[[], float] | None = None) -> None:
         self.path = Path(path)
+        self._log = logs.run_logger(__name__, str(self.path.parent.absolute()))
         self._wall = wall or SystemClock().wall
         self._lock = -1
         self._file = -1
@@ -156,6 +163,7 @@ class JournalWriter:
             os.ftruncate(self._file, self._size)
             raise _cannot_write(self.path, error) from error
         self._size += len(line)
+        logs.log_record(self._log, record)
         self._owes = self._owes or durable
         self.settle()
         return entry

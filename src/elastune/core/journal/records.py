@@ -71,6 +71,7 @@ from elastune.core.journal.run_records import (
     StepsCompleted,
     StepsPlanned,
     StragglerDetected,
+    StreamPriced,
     TrialStartedFrom,
     WorkerGone,
     WorkerMemory,
@@ -173,6 +174,7 @@ __all__ = [
     "StepsCompleted",
     "StepsPlanned",
     "StragglerDetected",
+    "StreamPriced",
     "StudyFinished",
     "StudyStarted",
     "SyncChanged",
@@ -235,6 +237,7 @@ Record = Annotated[
     | MembershipEvent
     | WorkerGone
     | StragglerDetected
+    | StreamPriced
     | TopologyChanged
     | ConnectionsRefused
     | HostsHeld

@@ -16,6 +16,9 @@ from pydantic.dataclasses import dataclass
 from elastune.core.formatting import printable
 from elastune.core.run import CommandLine
 
+JOURNAL_FORMAT: Literal[1] = 1
+"""The format of journals that this release writes and reads; each start of a run or a study states it."""
+
 # The types of values in records.
 
 EXACT = 2**53  # up to here every whole number is a float, too
@@ -27,6 +30,8 @@ Words = Annotated[str, AfterValidator(printable)]
 """A reason or an error. It may hold the user's names and texts, and people read it on a terminal."""
 Whole = Annotated[int, Field(ge=-(2**64), le=2**64)]
 """A seed, an exit code or a rank: a number for no arithmetic."""
+Format = Literal[1]
+"""``JOURNAL_FORMAT``: a start with another number is refused."""
 
 
 def _having(kinds: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -109,6 +114,7 @@ class RunStarted:
         command: The command line that began it; None: a Python program began it.
         source: The digests of its program (``train.program.source``); empty: not known.
         arguments: The program's own command line.
+        format: The format of the journal.
     """
 
     program: str
@@ -129,6 +135,7 @@ class RunStarted:
     command: CommandLine | None = None
     source: dict[str, dict[str, str]] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
+    format: Format = JOURNAL_FORMAT
     kind: Literal["run_started"] = "run_started"
 
 
@@ -169,21 +176,30 @@ class Reported:
 
 @dataclass(frozen=True, config=_RULES)
 class Checkpointed:
-    """A checkpoint was written completely."""
+    """A checkpoint was written completely.
+
+    Attributes:
+        dropped: The steps of the checkpoints that were deleted for it (``core.checkpoint_keeping``).
+        low: Why the disk may have no room for further ones; "": it has room.
+    """
 
     step: Count
     path: str
+    dropped: list[Count] = field(default_factory=list)
+    low: Words = ""
     kind: Literal["checkpointed"] = "checkpointed"
 
 
 @dataclass(frozen=True, config=_RULES)
 class CheckpointFailed:
-    """A disk, or the connection to it, had no room for a checkpoint (``why``). The run goes on, and older checkpoints
-    stay.
+    """A checkpoint was not written: a disk, or the connection to it, had no room, or a worker was lost (``why``).
+
+    The run goes on, and older checkpoints stay. ``newest``: the step of the newest of them; None: not known.
     """
 
     step: Count
     why: Words
+    newest: Count | None = None
     kind: Literal["checkpoint_failed"] = "checkpoint_failed"
 
 
@@ -283,7 +299,7 @@ class RunFinished:
         evaluated_on: The number of samples behind the metrics, where the program reported it.
         hosts: The number of hosts of its workers at the end.
         sent_bytes: The bytes of all workers' collectives for a step, on average.
-        stop_why: The reason that the program gave to ``session.stop``.
+        stop_why: The reason that the program gave to ``session.stop``, or which worker got notice and from whom.
     """
 
     sha256: str
@@ -441,9 +457,17 @@ class PolicyFailed:
 
 @dataclass(frozen=True, config=_RULES)
 class Restarted:
-    """No worker with the run's state was left: the run went on from the checkpoint of ``step``, or from the start."""
+    """No worker with the run's state was left: the run went on from the checkpoint of ``step``, or from the start.
+
+    Attributes:
+        step: The last step that was not repeated.
+        repeated: How many completed steps were lost, and are done again.
+        pause_s: The time from the loss of the last worker until others held the state; 0.0 where it is not known.
+    """
 
     step: Count
+    repeated: Count = 0
+    pause_s: float = 0.0
     kind: Literal["restarted"] = "restarted"
 
 
@@ -487,6 +511,14 @@ class StragglerDetected:
     worker: Whole
     line: Words
     kind: Literal["straggler_detected"] = "straggler_detected"
+
+
+@dataclass(frozen=True, config=_RULES)
+class StreamPriced:
+    """A stream lacks what would let workers read parts of it, or go on in the middle of one; ``line``: the price."""
+
+    line: Words
+    kind: Literal["stream_priced"] = "stream_priced"
 
 
 @dataclass(frozen=True, config=_RULES)

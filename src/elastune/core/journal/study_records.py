@@ -10,9 +10,11 @@ from pydantic.dataclasses import dataclass
 
 from elastune.core.journal.run_records import (
     EXACT,
+    JOURNAL_FORMAT,
     Adopted,
     Count,
     ExecutionValues,
+    Format,
     Number,
     Regrouped,
     Reported,
@@ -35,14 +37,15 @@ Phase = Literal["search", "calibrate", "throughput", "naive", "policy", "confirm
 
 @dataclass(frozen=True, config=_RULES)
 class StudyStarted:
-    """A study begins or is resumed. ``settings`` is the complete request as JSON values; ``command``: as in
-    ``RunStarted``.
+    """A study begins or is resumed. ``settings`` is the complete request as JSON values; ``command`` and ``format``:
+    as in ``RunStarted``.
     """
 
     settings: Settings
     context: dict[str, Any] = field(default_factory=dict)
     resumed: bool = False
     command: CommandLine | None = None
+    format: Format = JOURNAL_FORMAT
     kind: Literal["study_started"] = "study_started"
 
 

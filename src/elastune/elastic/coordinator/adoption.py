@@ -209,11 +209,16 @@ class AdoptingCoordinator(Coordinator):
     """
 
     def __init__(
-        self, bounds: WorkerBounds, timeouts: Timeouts, entrance: ListenOptions, lookups: WorkerLookups
+        self,
+        bounds: WorkerBounds,
+        timeouts: Timeouts,
+        entrance: ListenOptions,
+        lookups: WorkerLookups,
+        run: str = "",
     ) -> None:
         self._adoption: Adoption | None = Adoption()
         self._deferred: list[tuple[Connection, Exit | RoundTaken, int]] = []  # sent before the adoption
-        super().__init__((), bounds, timeouts, entrance, lookups)
+        super().__init__((), bounds, timeouts, entrance, lookups, run)
 
     @property
     def back(self) -> Mapping[int, Returned]:
@@ -258,6 +263,9 @@ class AdoptingCoordinator(Coordinator):
             self._obey(instruction)
         if any(returned.stops for returned in back.values()):
             self._ask_to_stop()
+        for worker, returned in back.items():
+            if returned.noticed_s is not None:
+                self._await_notice(worker, returned.noticed_s)
         for asker, event in adoption.wishes:
             self._feed(asker, event)
         for connection, message, size in self._deferred:

@@ -6,6 +6,7 @@ order, what it has to do: start and end processes, and keep the workers' records
 
 from __future__ import annotations
 
+import logging
 import secrets
 import sys
 import threading
@@ -13,9 +14,19 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
-from elastune.core.journal.records import Checkpointed, ConnectionsRefused, MembershipEvent, Record, Reported
+from elastune.core.journal import logs
+from elastune.core.journal.records import (
+    Checkpointed,
+    ConnectionsRefused,
+    MembershipEvent,
+    Record,
+    Reported,
+    Restarted,
+    StepsCompleted,
+)
 from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator.controller_interface import (
     SILENCE_S,
@@ -53,10 +64,12 @@ from elastune.elastic.wire import messages
 from elastune.elastic.wire.messages import (
     Beat,
     Broken,
+    Connected,
     Event,
     Hello,
     InstallView,
     Left,
+    Lost,
     Message,
     Noticed,
     ReplaceAsked,
@@ -71,8 +84,11 @@ BROKEN_GRACE_S = 0.02  # a report of a broken view waits this long for the death
 CLOSE_LIMIT_S = 5.0
 BEATS_IN_SILENCE = 6  # heartbeats to a worker in the time after which it would take the coordinator for lost
 FINAL_MESSAGES_S = 2.0  # after a worker's end its last messages may take this long to arrive
+SAVE_SHARE, LEAST_SAVE_S = 0.25, 5.0  # of a notice: kept for the last step and its checkpoint
 HOST_WAIT_S = 2.0  # ready workers wait this long for the others of their host, so that all join by one view
 BEAT = messages.encode(Beat())
+LOGGED_EVENTS = (Connected, Lost, Noticed, messages.NoticeEnding, ReplaceAsked, ResizeAsked, ReshapeAsked, Broken)
+"""Events at the level info; the others are at the level debug."""
 
 
 class Coordinator:
@@ -86,6 +102,7 @@ class Coordinator:
         timeouts: How long coordinator and workers wait for each other.
         entrance: The address to listen on, and the token.
         lookups: What the controller knows about its workers.
+        run: The name of the run in log records.
 
     Raises:
         OSError: The coordinator cannot listen at the address.
@@ -98,7 +115,9 @@ class Coordinator:
         timeouts: Timeouts,
         entrance: ListenOptions,
         lookups: WorkerLookups,
+        run: str = "",
     ) -> None:
+        self._log = logs.run_logger(__name__, run)
         host, heartbeat_s, silence_s = entrance.host, timeouts.heartbeat_s, timeouts.silence_s
         self.token = entrance.token or secrets.token_hex(16)
         self._bell = WakeupPipe()
@@ -108,7 +127,7 @@ class Coordinator:
         self._kept: dict[int, int] = {}
         self._timeouts, self._lookups = timeouts, lookups
         self._beat_s, self._least_beat_s = beat_every_s(heartbeat_s, bounds.high), least_beat_s(bounds.high)
-        self._registry = WorkerRegistry(workers)
+        self._registry, self._restarts = WorkerRegistry(workers), RestartCosts()
         loading_s = max(heartbeat_s, min(silence_s, SILENCE_S))
         self._peers = WorkerConnections(heartbeat_s, loading_s, lookups.vitals_of, silence_s)
         self._newest: View | None = None
@@ -215,6 +234,7 @@ class Coordinator:
                 self._out.wake()
         except Exception as bug:  # noqa: BLE001 - nothing else would report that the run has lost its coordinator
             traceback.print_exc(file=sys.stderr)
+            self._log.critical("the coordinator failed", exc_info=True)
             self._out.put(GiveUp(f"the coordinator failed: {bug!r}"))
             self._out.wake()
         finally:
@@ -236,6 +256,7 @@ class Coordinator:
                 case Closed(connection, why):
                     self._part(connection, why)
                 case ConnectionsRefused():
+                    logs.log_record(self._log, event)
                     self._out.keep(event)
         for call in calls:
             call()
@@ -300,6 +321,7 @@ class Coordinator:
         self._rounds.message_received(worker, message, now)
         match message:
             case messages.Report(record, nth):
+                record = self._restarts.record_received(record, now)
                 self._out.put(RecordSent(worker, record, nth), size)
                 # Progress only resets the count of failures.
                 if (step := self._registry.further(record)) is not None and self._state.consecutive_failures:
@@ -311,6 +333,7 @@ class Coordinator:
                 pass  # ``_rounds`` has its message, or the worker was released or is about to be ended
             case Beat():
                 self._peers.beaten(worker, message, now)
+                self._restarts.step_reached(message.step)
             case messages.Publish():
                 self._publish(worker, message)
             case Broken():
@@ -345,6 +368,7 @@ class Coordinator:
 
     def _part(self, connection: Connection, why: str) -> None:
         worker = connection.worker
+        self._log.debug("the connection of worker %s ended: %s", worker, why)
         if worker is None or worker not in self._peers:
             return
         if why == CONNECTION_CLOSED:
@@ -392,14 +416,32 @@ class Coordinator:
             return
         self._registry.note(worker, event)
         self._out.keep(MembershipEvent(messages.encode_event(worker, event)))
+        level = logging.INFO if isinstance(event, LOGGED_EVENTS) else logging.DEBUG
+        self._log.log(level, "worker %s: %s" if worker is not None else "%.0srun: %s", worker, event)
+        had_members = bool(self._state.members)
         try:
             self._state, instructions = machine.transition(self._state, worker, event)
         except ProtocolViolation as violation:
             instructions = (GiveUp(str(violation)),)
+        if had_members and not self._state.members:
+            self._restarts.all_lost(time.monotonic())
         for instruction in instructions:
             self._obey(instruction)
+        if isinstance(event, Noticed) and worker is not None:
+            self._await_notice(worker, event.seconds)
+
+    def _await_notice(self, worker: int, seconds: float) -> None:
+        """Tell the machine when only the time for a checkpoint is left of a notice to ``worker`` of ``seconds``."""
+
+        def ends() -> None:
+            if self._registry.expects(worker):
+                self._feed(worker, messages.NoticeEnding())
+
+        self._timers.put(time.monotonic() + wait_for_others_s(seconds), ends)
 
     def _obey(self, instruction: Instruction) -> None:
+        severe = isinstance(instruction, GiveUp | StopRun) or (isinstance(instruction, End) and instruction.lost)
+        self._log.log(logging.WARNING if severe else logging.INFO, "decided: %s", instruction)
         match instruction:
             case InstallView(view):
                 self._newest = self._unsent = view
@@ -422,9 +464,11 @@ class Coordinator:
             case GiveUp():
                 self._over = True
                 self._out.put(instruction)
-            case StopRun():
+            case StopRun(worker, why):
                 self._ask_to_stop()
-                self._out.put(instruction)
+                reason = self._registry.why_left(worker)
+                notice = f"notice to worker {worker}" + (f" ({reason})" if reason else "")
+                self._out.put(StopRun(worker, f"{notice}: {why}"))
 
     def _send_to(self, worker: int, message: Message) -> None:
         if peer := self._peers.get(worker):
@@ -432,6 +476,44 @@ class Coordinator:
 
     def _send(self, connections: Sequence[Connection], message: Message) -> None:
         self._hub.send(connections, messages.encode(message))
+
+
+def wait_for_others_s(seconds: float) -> float:
+    """How long a run waits for replacements after a notice of ``seconds``. The rest is for a checkpoint.
+
+    Args:
+        seconds: The time of the notice.
+
+    Returns:
+        Three quarters of it, less if that leaves under 5 s, but at least half of it.
+    """
+    return seconds - min(seconds / 2, max(LEAST_SAVE_S, SAVE_SHARE * seconds))
+
+
+class RestartCosts:
+    """Measures what a restart from a checkpoint costs: no worker is left that could say so."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._lost_at: float | None = None
+
+    def step_reached(self, step: int) -> None:
+        """Note that a worker has completed ``step`` steps."""
+        self._step = max(self._step, step)
+
+    def all_lost(self, now: float) -> None:
+        """Note that the last worker with the run's state was lost."""
+        self._lost_at = now
+
+    def record_received(self, record: Record, now: float) -> Record:
+        """Note how far ``record`` says that training is. Returns it, with its costs if it reports a restart."""
+        if isinstance(record, StepsCompleted):
+            self.step_reached(record.last_step)
+        if not isinstance(record, Restarted):
+            return record
+        pause_s = 0.0 if self._lost_at is None else now - self._lost_at
+        repeated, self._step, self._lost_at = max(0, self._step - record.step), record.step, None
+        return replace(record, repeated=repeated, pause_s=pause_s)
 
 
 class HostBatching:

@@ -29,6 +29,7 @@ from elastune.elastic.wire.messages import (
     Left,
     Lost,
     Noticed,
+    NoticeEnding,
     Progressed,
     Ready,
     ReplaceAsked,
@@ -95,8 +96,9 @@ class GiveUp:
 
 @dataclass(frozen=True)
 class StopRun:
-    """Have the run write a checkpoint and end: too few members would remain."""
+    """Have the run write a checkpoint and end: too few would remain after the notice to ``worker``."""
 
+    worker: int
     why: str
 
 
@@ -132,6 +134,7 @@ class Worker:
         number: Its number, which no other worker of the run ever has.
         phase: How far it is. A "member" holds the run's state, or begins with the other members of an initial view.
         preempted: It will be taken away.
+        due: It will be taken away so soon that the time is only enough to write a checkpoint.
         to_replace: Another worker is to take its place, without hurry.
         done: Its training function has ended well.
         excluded: A view without it was installed while it was a member.
@@ -142,6 +145,7 @@ class Worker:
     number: int
     phase: Phase = "starting"
     preempted: bool = False
+    due: bool = False
     to_replace: bool = False
     done: bool = False
     excluded: bool = False
@@ -285,17 +289,24 @@ def begin(
 
 
 def who_stays(state: Membership, ready: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The members that stay, and the workers that join. A member to be replaced stays until another worker can join."""
+    """The members that stay, and the workers that join.
+
+    A member to be replaced stays until another worker can join. A member that got notice leaves at once, unless too few
+    members would remain: then it stays until others have joined, or its time is due.
+    """
     assert state.current is not None
     by_number = state.by_number
-    members = [by_number[number] for number in state.current.members if not by_number[number].preempted]
+    everyone = [by_number[number] for number in state.current.members]
+    members = [worker for worker in everyone if not worker.preempted]
     fit = [worker.number for worker in members if not worker.to_replace][: state.target]
     joiners = ready[: state.target - len(fit)]
     slow = [worker.number for worker in members if worker.to_replace][: state.target - len(fit) - len(joiners)]
     if slow and _blocked(state) and len(fit) + len(slow) > state.low:
         slow.pop()
-    stay = {*fit, *slow}
-    return tuple(worker.number for worker in members if worker.number in stay), joiners
+    needed = max(0, state.low - len(fit) - len(slow) - len(joiners))
+    leaving = [worker.number for worker in everyone if worker.preempted and not worker.due][:needed]
+    stay = {*fit, *slow, *leaving}
+    return tuple(worker.number for worker in everyone if worker.number in stay), joiners
 
 
 def batched_by_host(state: Membership, ready: tuple[int, ...]) -> tuple[int, ...]:
@@ -463,6 +474,10 @@ def _noticed(state: Membership, worker: int, event: Noticed) -> Facts:
     return state.put(worker, preempted=True), (), False
 
 
+def _notice_ending(state: Membership, worker: int, event: NoticeEnding) -> Facts:
+    return state.put(worker, preempted=True, due=True), (), False
+
+
 def _replace(state: Membership, worker: int, event: ReplaceAsked) -> Facts:
     _expect(state, worker, "member", event)
     return replace(state.put(worker, to_replace=True), capacity_stale=False), (), False
@@ -528,6 +543,7 @@ _WORKER_EVENTS: dict[type[Any], Callable[[Membership, int, Any], Facts]] = {
     Running: _running,
     Broken: _broken,
     Noticed: _noticed,
+    NoticeEnding: _notice_ending,
     ReplaceAsked: _replace,
     Left: _left,
     Lost: _lost,
@@ -649,13 +665,21 @@ def _start_missing(state: Membership) -> Outcome:
 
 
 def _stop_early(state: Membership) -> Outcome:
-    """Stop the run in good order before a notice takes more members than the run can spare."""
-    leaving = [worker.number for worker in state.members if worker.preempted]
-    remaining = sum(not worker.preempted for worker in state.workers)
-    if state.stage != "open" or not leaving or remaining >= state.low:
+    """Stop the run in good order once a notice is nearly over, if too few workers or no copy of the state would remain.
+
+    Until then the members with a notice train on, because replacements may still come.
+    """
+    due = [worker.number for worker in state.members if worker.due]
+    if state.stage != "open" or not due:
         return state, ()
-    why = f"after the notice to worker {leaving[-1]}, {remaining} would remain, and {state.low} are the fewest allowed"
-    return replace(state, stage="stopping"), (StopRun(why),)
+    holders = sum(not worker.due for worker in state.members)
+    remaining = holders + sum(worker.phase != "member" and not worker.preempted for worker in state.workers)
+    if holders and remaining >= state.low:
+        return state, ()
+    why = f"{count(remaining, 'worker')} would remain, the fewest allowed are {state.low}"
+    if remaining >= state.low:
+        why = "no member would remain, and no other worker has joined yet"
+    return replace(state, stage="stopping"), (StopRun(due[-1], why),)
 
 
 def _propose(state: Membership) -> Outcome:

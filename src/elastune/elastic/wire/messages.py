@@ -13,12 +13,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator
 
+from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record
 from elastune.core.run import Adapt, Elastic, ExecutionSettings, Place, Program, RunSpec, StartFrom
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
-from elastune.elastic.wire.message_codec import Count, MessageCodec, Seconds, message
+from elastune.elastic.wire.transport import Count, MessageCodec, Seconds, message
 from elastune.elastic.wire.view import View
 
 PURPOSE = "run"  # of a coordinator, in handshakes
@@ -60,6 +61,7 @@ def spec_to_json(spec: WorkerSpec | None) -> dict[str, Any] | None:
     plain = dataclasses.asdict(spec)
     plain["spec"]["execution"] = spec.spec.execution.to_json()
     plain["spec"]["sync_schedule"] = str(spec.spec.sync_schedule)
+    plain["spec"]["keep_checkpoints"] = str(spec.spec.keep_checkpoints)
     return plain
 
 
@@ -82,6 +84,7 @@ def spec_from_json(fields: Any) -> WorkerSpec | None:
         values["start_from"] = None if run["start_from"] is None else StartFrom.from_json(run["start_from"])
         values["sync"] = SyncPlan(**run["sync"])
         values["sync_schedule"] = SyncSchedule.parse(run["sync_schedule"])
+        values["keep_checkpoints"] = KeepCheckpoints.parse(run["keep_checkpoints"])
         values["elastic"] = Elastic(**run["elastic"])
         values["adapt"] = Adapt(**{name: tuple(texts) for name, texts in run["adapt"].items()})
         values["divergence"] = Divergence(run["divergence"]["factor"], tuple(run["divergence"]["metrics"]))
@@ -141,6 +144,13 @@ class Noticed:
     seconds: Seconds
     why: str = ""
     kind: Literal["noticed"] = "noticed"
+
+
+@message
+class NoticeEnding:
+    """Of the worker's notice, only the time for a checkpoint is left. (From the coordinator, never sent.)"""
+
+    kind: Literal["notice_ending"] = "notice_ending"
 
 
 @message
@@ -230,7 +240,7 @@ class Progressed:
 RunEvent = ResizeAsked | ReshapeAsked | LayersFound | CapacityChanged | WaitedEnough | Progressed
 SentEvent = Ready | Running | Broken | Noticed | ReplaceAsked | Left | Done | ResizeAsked | ReshapeAsked | LayersFound
 """Events that are sent."""
-Event = Connected | Lost | SentEvent | RunEvent
+Event = Connected | Lost | NoticeEnding | SentEvent | RunEvent
 
 
 # --- messages that are no events ---

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from elastune.core.journal.records import ConnectionsRefused
 from elastune.elastic.wire import messages
-from elastune.elastic.wire.handshake import BUSY, REFUSAL, RESPONSE_BYTES, TokenRefused, admit, challenge, new_nonce
+from elastune.elastic.wire.contact import BUSY, REFUSAL, RESPONSE_BYTES, TokenRefused, admit, challenge, new_nonce
 from elastune.elastic.wire.transport import (
     LINE_LIMIT_BYTES,
     READ_BYTES,

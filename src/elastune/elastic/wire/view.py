@@ -14,8 +14,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, PlainSerializer
 
 from elastune.core.mesh import Mesh
-from elastune.elastic.wire.message_codec import message
-from elastune.elastic.wire.transport import ProtocolError
+from elastune.elastic.wire.transport import ProtocolError, message
 
 KEPT_VIEWS = 2  # members publish addresses for the two newest views
 LIMIT_BYTES = 1 << 23

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import multiprocessing
 import os
 import select
@@ -28,11 +29,11 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 from elastune.core.errors import UserError
+from elastune.core.journal import logs
 from elastune.core.journal.records import Record
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.wire import messages
-from elastune.elastic.wire.contact import ControllerLocator
-from elastune.elastic.wire.handshake import enter_at
+from elastune.elastic.wire.contact import ControllerLocator, enter_at
 from elastune.elastic.wire.messages import (
     Beat,
     Broken,
@@ -60,6 +61,8 @@ from elastune.elastic.wire.transport import (
     WakeupPipe,
 )
 from elastune.elastic.wire.view import RendezvousStore, View
+
+LOG = logging.getLogger(__name__)
 
 ORPHANED_CODE = 70  # EX_SOFTWARE of sysexits.h: the coordinator is gone
 ABANDONED_CODE = 75  # EX_TEMPFAIL: the coordinator is gone, no other one came, and a checkpoint was written
@@ -378,6 +381,7 @@ class CoordinatorClient(CoordinatorInbox):
         """
         while self._waits and self._thread.is_alive() and not self.abandoned:
             time.sleep(FULL_LOOK_S)
+        logs.log_record(LOG, record)
         with self._sending_lock:
             self._outbox.put(self._reconnect_state.report(record))
 
@@ -419,6 +423,7 @@ class CoordinatorClient(CoordinatorInbox):
 
     def _live(self) -> None:
         why, closed_here = self._hold()
+        LOG.debug("the connection to the coordinator ended: %s", why)
         while not self._ended and not closed_here and self._reconnects():
             why, closed_here = self._hold()
         with self._inbox:
@@ -449,11 +454,16 @@ class CoordinatorClient(CoordinatorInbox):
         """Find the next coordinator and report everything to it. If none comes, have the run end at a checkpoint."""
         until = time.monotonic() + self._grace_s
         self._socket.close()
+        if not self._ended and self._grace_s:
+            LOG.warning(
+                "%s: the coordinator is gone; looking for the next one for %.0f s", self._address, self._grace_s
+            )
         while not self._ended and (left_s := until - time.monotonic()) > 0:
             self._lines, self._address = Lines(SPEC_LIMIT_BYTES), self._elsewhere.now
             try:
                 self._enter(replace(self._hello, returns=True), min(left_s, AGAIN_LIMIT_S))
-            except UserError:
+            except UserError as error:
+                LOG.debug("no coordinator yet: %s", error)
                 time.sleep(AGAIN_S)
                 continue
             self._lines.limit_bytes = LINE_LIMIT_BYTES
@@ -461,6 +471,7 @@ class CoordinatorClient(CoordinatorInbox):
                 self._outbox.begin(self._socket)
                 for line in self._reconnect_state.lines(self._latest, self._stop):
                     self._outbox.put(line)
+            LOG.info("connected to the coordinator at %s", self._address)
             return True
         if not self._ended and self._grace_s:
             with self._inbox:

@@ -1,17 +1,23 @@
 """The workers of a run that elastune started: they come, go and die, and follow the coordinator's views.
 
-At a step boundary a worker enters the next view, if all members have agreed on it in the reduction of a step. After a
-loss it meets the survivors at once. In both cases ``_form`` compares the members and brings each to the same state.
+``ViewComms`` forms the process groups of a view. ``ElasticWorkerGroup`` takes a worker from view to view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import base64
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from typing import NoReturn, cast
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from elastune.core.layout import Unrecoverable
 from elastune.core.mesh import Mesh
@@ -19,12 +25,221 @@ from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.wire.messages import Doing
 from elastune.elastic.wire.view import View
 from elastune.elastic.worker.client import CoordinatorClient, RunOver
-from elastune.elastic.worker.group import CommitLog, Leave, Rewind, WorkerGroup
-from elastune.elastic.worker.reconcile import LearnerAssignment, RecoveryPlan
-from elastune.elastic.worker.state_transfer import StateOwner
-from elastune.elastic.worker.view_groups import LateLevels, ViewComms, let_go_of
+from elastune.elastic.worker.group import CommitLog, LearnerAssignment, Leave, Rewind, WorkerGroup
+from elastune.elastic.worker.recovery import RecoveryPlan, StateOwner
+from elastune.parallel.comm.backends import BackgroundForming
 from elastune.parallel.comm.group import Group, GroupBroken, drop
-from elastune.parallel.comm.process_groups import Comms, GroupFactory, replicated
+from elastune.parallel.comm.process_groups import Comms, GroupFactory, drop_all, form_comms, form_levels, replicated
+
+# Forms the process groups of a worker's views; those of a scheduled view form while its members train.
+#
+# After a loss the members go on at once with direct connections. The hierarchical levels by which sums travel form a
+# little later (``LateLevels``). ``MemberStore`` is their rendezvous, carried by the connection to the coordinator.
+
+LOG = logging.getLogger(__name__)
+BEGIN_AFTER, TAKEN_AFTER = 1, 4  # operations after a loss; without levels sums cost more bytes, and have equal bits
+WAIT_LIMIT_S = 300.0  # for a value that another member publishes
+
+
+class ViewComms:
+    """Forms a worker's process groups, for one view at a time. Any thread may call it.
+
+    The groups of a scheduled view form while its members still train in the view before.
+
+    Args:
+        client: The connection to the coordinator, by which the members find each other.
+        factory: Makes process groups.
+        climbs: Whether sums travel by levels, see ``form_comms``.
+    """
+
+    def __init__(self, client: CoordinatorClient, factory: GroupFactory, *, climbs: bool) -> None:
+        self._client, self._factory, self._climbs = client, factory, climbs
+        self._store = MemberStore(client)
+        self._lock = threading.Lock()
+        self._newest = 0
+        self._preparing: BackgroundForming[Comms] | None = None
+
+    def alone(self) -> Group:
+        """A group of this worker alone."""
+        return self._factory.form(self._store, "alone", 0, 1)
+
+    def view_scheduled(self, view: View) -> None:
+        """Begin to form the groups of ``view``, which was scheduled, if they can form while this worker trains."""
+        if self._forms_early(view):
+            self.begin(view)
+
+    def is_ready_for(self, view: View) -> bool:
+        """Whether this worker can enter ``view`` now: its groups have formed, or will only form once it is entered."""
+        if not self._forms_early(view):
+            return True
+        self.begin(view)  # the connection's thread may not have begun it yet
+        with self._lock:
+            return view.number < self._newest or self._preparing is None or self._preparing.ended
+
+    def begin(self, view: View) -> None:
+        """Begin to form the groups of ``view``, if that has not begun, and give up those of an older view."""
+        with self._lock:
+            if view.number <= self._newest:
+                return
+            if self._preparing is not None:
+                self._preparing.discard()
+            self._newest = view.number
+            self._preparing = BackgroundForming(partial(self._form, view), _drop)
+
+    def take(self, view: View) -> Comms:
+        """Hand over the groups of ``view`` to the caller; waits for them. Raises ``GroupBroken``."""
+        self.begin(view)
+        with self._lock:
+            if view.number < self._newest or self._preparing is None:
+                raise GroupBroken(f"view {view.number} is over")
+            preparing, self._preparing = self._preparing, None
+        return preparing.result()
+
+    def late_levels(self, view: View, rank: int, completed: int) -> LateLevels | None:
+        """The levels of ``view``, if they have not formed with it; see ``LateLevels``."""
+        if not self._climbs or _climbs_at_once(view) or view.grid.replica > 1:
+            return None
+        form = partial(form_levels, self._factory, self._store, str(view.number), rank, view.hosts)
+        return LateLevels(completed, partial(form, superseded=partial(self._client.superseded, view.number)))
+
+    def handover(self, view: View) -> Group:
+        """Form a group of the members of ``view``, and behind them the workers that leave with it.
+
+        Raises ``GroupBroken``.
+        """
+        everybody = (*view.members, *view.leavers)
+        name, rank = f"{view.number}/handover", everybody.index(self._client.worker)
+        superseded = partial(self._client.superseded, view.number)
+        return self._factory.form(self._store, name, rank, len(everybody), superseded=superseded)
+
+    def _forms_early(self, view: View) -> bool:
+        """Whether the groups of ``view`` form while this worker trains.
+
+        Two active groups of NCCL may wait for each other, so only those of gloo do.
+        """
+        return view.scheduled and self._client.worker in view.members and self._factory.backend == "gloo"
+
+    def _form(self, view: View) -> Comms:
+        superseded = partial(self._client.superseded, view.number)
+        try:
+            return form_comms(
+                self._factory,
+                self._store,
+                str(view.number),
+                view.ranks[self._client.worker],
+                view.grid,
+                view.hosts,
+                climbs=self._climbs and _climbs_at_once(view),
+                superseded=superseded,
+            )
+        except Exception as error:
+            if view.scheduled and not superseded():
+                # Without this report the others would wait for this worker, and all would train on as before.
+                self._client.broken(view.number, str(error))
+            raise
+
+
+def let_go_of(comms: Comms) -> None:
+    """Stop using ``comms``: operations that wait for them fail, and no operation writes to their buffers any more."""
+    for group in comms.formed:
+        group.abandon()
+        group.drain()
+        drop(group)
+
+
+class LateLevels:
+    """The groups of the hierarchical levels after a loss. They form in a thread of their own, while the workers go on.
+
+    They begin to form once the operation that the loss has broken was repeated. All workers begin to use them at the
+    same step boundary, and wait for them there.
+
+    Args:
+        completed: How many operations all workers have completed.
+        form: Forms the groups.
+    """
+
+    def __init__(self, completed: int, form: Callable[[], tuple[Group, ...]]) -> None:
+        self._completed, self._form = completed, form
+        self._preparing: BackgroundForming[tuple[Group, ...]] | None = None
+
+    def due(self, completed: int) -> bool:
+        """Whether the groups are to be used from this step boundary on, with so many operations completed by all."""
+        if self._preparing is None and completed >= self._completed + BEGIN_AFTER:
+            self._preparing = BackgroundForming(self._form, drop_all)
+        return completed >= self._completed + TAKEN_AFTER
+
+    def result(self) -> tuple[Group, ...]:
+        """The groups, once they are ``due``; blocks until they have formed. Raises ``GroupBroken``."""
+        assert self._preparing is not None
+        return self._preparing.result()
+
+    def discard(self) -> None:
+        """Give the groups up."""
+        if self._preparing is not None:
+            self._preparing.discard()
+
+
+class MemberStore(Store):
+    """The rendezvous store of a view's members, carried by their connections to the coordinator.
+
+    Every key begins with the view's number and a slash, so use it through ``PrefixStore(str(view), store)``. Keep a
+    reference to it: torch's own does not keep the Python methods. A wait raises as soon as the view is superseded.
+    ``add`` and the rest of a ``Store`` are missing: no two members ever write the same key.
+    """
+
+    def __init__(self, client: CoordinatorClient) -> None:
+        super().__init__()
+        self._client = client
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Publish ``value`` under ``key`` to all members."""
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._client.publish(key, base64.b64encode(data).decode())
+
+    def get(self, key: str) -> bytes:
+        """The value under ``key``; waits for it."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """The values under ``keys``; waits for them."""
+        return [base64.b64decode(value) for value in self._read(keys, None)]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Block until all ``keys`` have values. Raises ``RuntimeError``."""
+        self._read(keys, timeout)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all ``keys`` have values."""
+        return all(self._client.published(key) for key in keys)
+
+    def _read(self, keys: list[str], timeout: timedelta | None) -> list[str]:
+        limit_s = WAIT_LIMIT_S if timeout is None else timeout.total_seconds()
+        try:
+            values = self._client.read(keys, limit_s)
+        except RunOver as error:
+            raise RuntimeError(str(error)) from None
+        if values is None:
+            raise RuntimeError(f"nobody published {', '.join(keys)} within {limit_s:g} s")
+        return values
+
+
+def _climbs_at_once(view: View) -> bool:
+    """Whether levels form with ``view``.
+
+    After a loss all workers wait for its groups, and levels would double that time.
+    """
+    return view.scheduled or view.initial
+
+
+def _drop(comms: Comms) -> None:
+    drop_all(comms.formed)
+
+
+# The group itself.
+#
+# At a step boundary a worker enters the next view, if all members have agreed on it in the reduction of a step. After
+# a loss it meets the survivors at once. In both cases ``_form`` compares the members and brings each to the same
+# state.
 
 # No wait has to end by this limit: the coordinator notices a lost worker, and a worker that waited so long waits again.
 # It bounds how long gloo keeps threads and memory of an operation whose group was given up.
@@ -121,9 +336,11 @@ class ElasticWorkerGroup(WorkerGroup):
             try:
                 plan = self._form(view, joins=True)
             except GroupBroken as error:
+                LOG.warning("could not join view %d: %s", view.number, error)
                 self._client.broken(view.number, str(error))
             else:
                 self._client.running(view.number, self.owner.step, joins=True)
+                LOG.info("joined view %d as rank %d of %d, step %d", view.number, self.rank, self.size, self.owner.step)
                 if self._is_confirmed(view):
                     if plan.rewind_to is not None:
                         self._go_back(plan.rewind_to, plan.rewinds)
@@ -233,6 +450,7 @@ class ElasticWorkerGroup(WorkerGroup):
     def recover(self, error: GroupBroken) -> bool:
         """Meet the survivors in the next view. Raises ``Rewind`` if the broken operation cannot be repeated."""
         assert self._current is not None
+        LOG.warning("an operation of view %d failed: %s", self._current.number, error)
         self.comms.abandon()
         self._client.broken(self._current.number, str(error))
         return self._enter(self._await_after(self._current))
@@ -295,10 +513,12 @@ class ElasticWorkerGroup(WorkerGroup):
                 break
             except GroupBroken as error:
                 served = served or self._log.served
+                LOG.warning("view %d could not be formed: %s", view.number, error)
                 self._client.broken(view.number, str(error))
                 view = self._await_after(view)
         served = served or self._log.served
         self._client.running(view.number, plan.step)
+        LOG.info("in view %d as rank %d of %d, first step %d", view.number, self.rank, self.size, plan.step)
         if plan.rewind_to is not None:
             self._go_back(plan.rewind_to, plan.rewinds)
         return served
@@ -334,8 +554,10 @@ class ElasticWorkerGroup(WorkerGroup):
         finally:
             let_go_of(last)  # for a planned view: only now have all members completed the last step before it
         self.set_activity("handing over", self.owner.step)
+        began_s = time.monotonic()
         self._log.exchange(self.group, self.owner, plan)
         plan = self._move_state(view, comms, plan)
+        LOG.debug("state of view %d compared and moved in %.3f s: %s", view.number, time.monotonic() - began_s, plan)
         self._log.lost = False
         completed = self._log.completed if plan.rewind_to is None else 0  # the count of all members from now on
         self._levels = self._forming.late_levels(view, comms.rank, completed)
@@ -383,6 +605,7 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def _go_back(self, to: int, rewinds: int) -> NoReturn:
         """Go back to the snapshot of step ``to``; -1: to the newest checkpoint."""
+        LOG.warning("goes back to %s", f"the snapshot of step {to}" if to >= 0 else "the newest checkpoint")
         self._log.begin()
         self._log.rewinds = rewinds
         self.synchronised = self.restart_from_checkpoint = to < 0

@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from functools import partial
 from typing import NoReturn, cast
@@ -30,16 +30,16 @@ from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.stragglers import COLLECTIVES, HeartbeatSample, Stall, find_stall, rank_differences
 from elastune.elastic.wire.messages import Beat, Doing, decode, encode
 from elastune.elastic.wire.view import View
-from elastune.elastic.worker import state_transfer
-from elastune.elastic.worker.reconcile import (
-    LearnerAssignment,
+from elastune.elastic.worker import recovery
+from elastune.elastic.worker.recovery import (
     MemberStatus,
     OpenRound,
+    Packed,
     RecoveryPlan,
+    StateOwner,
     goes_on,
     reconcile,
 )
-from elastune.elastic.worker.state_transfer import Packed, StateOwner
 from elastune.parallel.comm.group import CollectiveMismatch, Group, GroupBroken
 from elastune.parallel.comm.process_groups import Comms, replicated
 
@@ -47,6 +47,8 @@ Rows = list[list[float]]
 
 _ROWS = b"rows"  # the description of a gather's result, where one is sent
 LOOK_EVERY_S = 0.5
+LOST_KEY, LOST_AFTER_BEATS = "elastune/lost", 3
+CONNECTION_LOST = ("connection closed by peer", "connection reset by peer", "broken pipe")  # gloo's texts
 STUCK_S = 5.0  # a library that holds the main thread for so long will never let it go
 
 
@@ -292,6 +294,10 @@ class WorkersDiverged(Exception):
         self.stall = stall
 
 
+class RanksLost(Exception):
+    """Other workers of a static run are lost, so this one cannot go on."""
+
+
 class StaticWatch:
     """Finds out whether workers that another launcher started will never come together. They have no coordinator.
 
@@ -336,6 +342,38 @@ class StaticWatch:
         Raises ``RuntimeError`` if the store is gone.
         """
         return self._stall or self._compare(self._workers.failed or self._workers.beat())
+
+    def fail(self, why: str) -> None:
+        """Let the others know that this worker has failed by itself, so that they do not count it as lost."""
+        with suppress(RuntimeError):  # the store is gone
+            self._store.set(_failed_key(self._workers.rank), why)
+
+    def explain(self, error: BaseException) -> RanksLost:
+        """Say which workers are lost, after an operation with them has failed with ``error``.
+
+        It waits for a few heartbeats: a worker that is alive sends them. The first worker that knows lets others know.
+        """
+        others = [rank for rank in range(self._workers.size) if rank != self._workers.rank]
+        try:
+            if not self._store.check([LOST_KEY]):
+                before = {rank: self._newest(rank) for rank in others}
+                time.sleep(LOST_AFTER_BEATS * LOOK_EVERY_S)
+                failed = {rank: why for rank in others if (why := self._read(_failed_key(rank)))}
+                silent = [rank for rank in others if rank not in failed and self._newest(rank) == before[rank]]
+                words = [f"rank {rank} has failed: {why}" for rank, why in failed.items()]
+                words += [f"rank {rank} is lost: its process or its host has ended" for rank in silent]
+                if words and not self._store.check([LOST_KEY]):
+                    self._store.set(LOST_KEY, "; ".join(words))
+            text = self._read(LOST_KEY) or "another rank is lost"
+        except RuntimeError:
+            text = "the launcher, or the rank that holds the rendezvous store, is lost"
+        return RanksLost(f"{text} (what failed here: {' '.join(str(error).split())})")
+
+    def _newest(self, rank: int) -> str:
+        return self._read(_key(rank))
+
+    def _read(self, key: str) -> str:
+        return self._store.get(key).decode(errors="replace") if self._store.check([key]) else ""
 
     def _compare(self, beat_here: Beat) -> Stall | None:
         """Write this worker's heartbeat, and compare it with those of the others."""
@@ -384,6 +422,15 @@ def _key(rank: int) -> str:
     return f"elastune/doing/{rank}"
 
 
+def _failed_key(rank: int) -> str:
+    return f"elastune/failed/{rank}"
+
+
+def connection_lost(error: BaseException) -> bool:
+    """Whether ``error`` says that the connection to another worker has ended, as gloo puts it."""
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in CONNECTION_LOST)
+
+
 class Interruption:
     """Measures what a change of views costs: ``discarded`` steps, and the pause between two steps."""
 
@@ -395,6 +442,45 @@ class Interruption:
         """Seconds since the step before this one, if that was under another view."""
         before, self._last = self._last, (view, now)
         return None if before is None or before[0] == view else now - before[1]
+
+
+class LearnerAssignment:
+    """Which worker has which learner: by the newest view, or by the view in which the open round began."""
+
+    def __init__(self) -> None:
+        self._views: dict[int, View] = {}
+        self._open: View | None = None
+
+    def entered(self, view: View) -> None:
+        """Note that this worker forms ``view``, which may distribute the learners of an open round."""
+        self._views[view.number] = view
+
+    def decided(self, assignment_view: int) -> None:
+        """Note that the open round goes on as the view ``assignment_view`` distributes it; 0: no round goes on."""
+        self._open = self._views[assignment_view] if assignment_view else None
+
+    def round_over(self, now: View | None) -> None:
+        """Note that a round is completed here; the view ``now`` distributes the learners of the next one."""
+        self._open, self._views = None, {} if now is None else {now.number: now}
+
+    def by(self, now: View) -> View:
+        """The view that distributes the learners of the open round, or of the next one; ``now`` is the newest view."""
+        return self._open or now
+
+    def learner_workers(self, assignment_view: int, learners: int) -> Mapping[int, int]:
+        """The worker of each of so many ``learners``, as the view ``assignment_view`` distributes them."""
+        members = self._views[assignment_view].members
+        parts = cut(learners, len(members))
+        return {learner: worker for worker, part in zip(members, parts, strict=True) for learner in part}
+
+    def seats(self, assignment_view: int, members: Sequence[int]) -> Sequence[int | None]:
+        """The ranks of ``members`` in the view ``assignment_view``; None for a worker that was not in it."""
+        ranks = self._views[assignment_view].ranks
+        return [ranks.get(worker) for worker in members]
+
+    def size_of(self, assignment_view: int) -> int:
+        """The number of members of the view ``assignment_view``."""
+        return len(self._views[assignment_view].members)
 
 
 class CommitLog:
@@ -470,9 +556,9 @@ class CommitLog:
         if plan.rewind_to is not None:
             if me == plan.rewind_source:
                 for rank in plan.rewind_lacking:
-                    state_transfer.send_packed(group, rank, owner.snapshot())
+                    recovery.send_packed(group, rank, owner.snapshot())
             elif me in plan.rewind_lacking and plan.rewind_source is not None:
-                owner.keep_snapshot(state_transfer.receive_packed(group, plan.rewind_source))
+                owner.keep_snapshot(recovery.receive_packed(group, plan.rewind_source))
         elif me in plan.lagging and plan.result_source is not None:
             self._take_result(group, owner, plan.result_source)
         elif me == plan.result_source:
@@ -481,18 +567,18 @@ class CommitLog:
         received: Packed | None = None
         for joiner, source in plan.state_source.items():
             if me == source:  # a joiner passes on what it has received, at once
-                state_transfer.send_floats(group, joiner, [float(self.completed), float(self.rewinds)])
-                state_transfer.send_packed(group, joiner, received or owner.pack())
+                recovery.send_floats(group, joiner, [float(self.completed), float(self.rewinds)])
+                recovery.send_packed(group, joiner, received or owner.pack())
             elif me == joiner:
-                completed, rewinds = state_transfer.receive_floats(group, source)
+                completed, rewinds = recovery.receive_floats(group, source)
                 self.completed, self.rewinds = int(completed), int(rewinds)
-                received = state_transfer.receive_packed(group, source)
+                received = recovery.receive_packed(group, source)
         if received is not None:
             owner.unpack(received)
 
     def _give_result(self, group: Group, owner: StateOwner, rank: int) -> None:
         if self.rows is not None:
-            state_transfer.send_packed(group, rank, (_ROWS, self.rows))
+            recovery.send_packed(group, rank, (_ROWS, self.rows))
             return
         for tensor in owner.last_result():
             group.send(tensor, rank)
@@ -509,7 +595,7 @@ class CommitLog:
             owner.adopt_result(result)
             self.stepped()
         else:
-            self.gathered(state_transfer.receive_packed(group, source)[1], owner.step)
+            self.gathered(recovery.receive_packed(group, source)[1], owner.step)
         self.served = True
 
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from math import prod
 
 import torch
 
-from elastune.core.slots import Deal, Fold, cut, node_sum, subtrees
+from elastune.core.slots import MOST_EXACT_WORKERS, Deal, Fold, cut, node_sum, subtrees
 from elastune.parallel.comm.group import Group, Work
-from elastune.parallel.comm.reducer import SLACK, Bucket, DeviceCopy, Reducer, outbox, plan
+from elastune.parallel.comm.reducer import Bucket, DeviceCopy, Reducer, outbox, plan
 from elastune.parallel.comm.relay import Relay
 
 
@@ -57,8 +58,8 @@ class ExactBucket(Bucket):
         runs = self._deal(self._num_slots, group.size)
         self._run = runs[group.rank]
         self._length = -(-self._numel // group.size) * group.size
-        if self._length > self._numel + SLACK:
-            raise ValueError(f"{group.size} workers are too many to sum {self._numel} numbers exactly")
+        if group.size > MOST_EXACT_WORKERS:
+            raise ValueError(f"exact sums are over at most {MOST_EXACT_WORKERS} workers, not {group.size}")
         routed = group.size > 1 and bool(group.routes)
         self._levels = (group.levels or (group,)) if group.size > 1 and not routed else ()
         sizes = [level.size for level in self._levels]
@@ -373,18 +374,29 @@ def climb(runs: Sequence[range], num_slots: int, sizes: Sequence[int], rank: int
     """
     if prod(sizes) != len(runs) or length % len(runs):
         raise ValueError(f"levels of {tuple(sizes)} do not fit {len(runs)} workers and {length} elements")
+    legs = []
+    for size, (bring, sums) in zip(sizes, _nodes_of_levels(tuple(runs), num_slots, tuple(sizes), rank), strict=True):
+        length //= size
+        legs.append(LevelLeg(length, bring, sums))
+    return legs
+
+
+@lru_cache(maxsize=16)
+def _nodes_of_levels(
+    runs: tuple[range, ...], num_slots: int, sizes: tuple[int, ...], rank: int
+) -> list[tuple[tuple[tuple[range, ...], ...], tuple[range, ...]]]:
+    """What each level's workers bring, and what they have afterwards. All buckets of a group ask for the same."""
 
     def nodes(first: int, count: int) -> tuple[range, ...]:
         """The nodes that ``count`` workers have together, from ``first`` on."""
         return tuple(subtrees({slot for run in runs[first : first + count] for slot in run}, num_slots))
 
-    legs, stride = [], 1
+    levels, stride = [], 1
     for size, meets in zip(sizes, level_ranks(sizes, rank), strict=True):
-        length //= size
         below = [other - other % stride for other in meets]  # the first worker whose slots ``other`` has added up
-        legs.append(LevelLeg(length, tuple(nodes(first, stride) for first in below), nodes(below[0], stride * size)))
+        levels.append((tuple(nodes(first, stride) for first in below), nodes(below[0], stride * size)))
         stride *= size
-    return legs
+    return levels
 
 
 def level_ranks(sizes: Sequence[int], rank: int) -> list[tuple[int, ...]]:

@@ -28,17 +28,17 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[a
 from elastune.core.errors import UserError
 from elastune.core.mesh import AXES, Axis, Mesh
 from elastune.core.run import Place
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.exact import host_levels, level_ranks
-from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group, drop
 from elastune.parallel.comm.process_exit import keep_for_ever
-from elastune.parallel.comm.sockets import SocketRef, address_of, ends, sever, sockets
+from elastune.parallel.comm.sockets import SocketRef, address_of, ends, open_sockets, sever
 
 Backend = Literal["gloo", "nccl"]
 
 
 class GroupFactory(Protocol):
-    """Forms groups over one backend: ``parallel.comm.gloo.GlooFactory``, ``parallel.comm.nccl.NcclFactory``."""
+    """Forms groups over one backend: ``parallel.comm.backends.GlooFactory``, ``parallel.comm.backends.NcclFactory``."""
 
     @property
     def backend(self) -> str:
@@ -82,6 +82,11 @@ class Comms:
     def rank(self) -> int:
         """This worker's rank in the mesh."""
         return self.everyone.rank
+
+    @cached_property
+    def speaks(self) -> bool:
+        """Whether this worker has the loss of its samples; see ``Mesh.speaks``."""
+        return self.mesh.speaks(self.rank)
 
     @cached_property
     def formed(self) -> tuple[Group, ...]:
@@ -193,7 +198,7 @@ def factory_for(device: str, *, own_device: bool, interface: str, timeout_s: flo
     """The factory of groups for a run whose workers come and go."""
     if backend_for(device, own_device=own_device) == "gloo":
         return GlooFactory(interface, timeout_s)
-    from elastune.parallel.comm.nccl import NcclFactory  # a torch without CUDA has no NCCL
+    from elastune.parallel.comm.backends import NcclFactory
 
     return NcclFactory(torch.device(device), timeout_s)
 
@@ -229,13 +234,13 @@ def static_groups(place: Place, mesh: Mesh, timeout_s: float = 1800.0) -> Iterat
         raise UserError(rule, "one that the program has made", fix)
     formed: list[Group] = []
     store = _meeting_store(place, timeout_s) if place.world > 1 else None
-    before, opened, well = sockets(), frozenset[SocketRef](), False
+    before, opened, well = open_sockets(), frozenset[SocketRef](), False
     try:
         everyone = Group() if store is None else _join(place, store, timeout_s)
         formed.append(everyone)
         comms = stand(everyone, place, mesh)
         formed.extend(comms.formed)
-        opened = sockets() - before  # now: the program may open sockets of its own later
+        opened = open_sockets() - before  # now: the program may open sockets of its own later
         yield comms
         well = True
     finally:

@@ -14,12 +14,13 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from elastune.core.slots import MOST_EXACT_WORKERS
 from elastune.parallel.comm.group import Group, Work
 from elastune.parallel.comm.relay import Relay
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 16 << 20
-SLACK = 1024  # elements that buffers have in addition, for the padding to a multiple of the number of workers
+SLACK = MOST_EXACT_WORKERS  # elements that buffers have in addition: padding to a multiple of the number of workers
 BLOCK = 1 << 16  # elements that a norm reads at one time
 TURNS = 4  # of large buckets one reading of norms takes every fourth block
 Scalar = float | torch.Tensor

@@ -1,10 +1,11 @@
-"""This process's TCP connections, found by their addresses, and the network interfaces of this machine.
+"""The sockets of this process: its TCP connections by address, the machine's interfaces, and a filter for listeners.
 
 Some libraries do not give access to their connections. This module finds them by address, to shut them down.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import ipaddress
 import os
@@ -12,7 +13,7 @@ import socket
 import stat
 import struct
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -25,9 +26,8 @@ TCP_RTO_MAX_MS = 44  # <linux/tcp.h>
 GIVEN_UP_AFTER_MS = 600_000
 Address = tuple[str, int]
 
+
 # --- interfaces ------------------------------------------------------------------------------------------------------
-
-
 def addresses() -> dict[str, list[str]]:
     """The addresses of each interface of this machine, IPv4 before IPv6, without link-local addresses of IPv6."""
     by_interface: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
@@ -65,8 +65,6 @@ def address_of(interface: str) -> str:
 
 
 # --- sockets ---------------------------------------------------------------------------------------------------------
-
-
 class SocketRef(NamedTuple):
     """A socket of this process. Its number ``fd`` may belong to another socket by now, its ``inode`` cannot."""
 
@@ -74,7 +72,7 @@ class SocketRef(NamedTuple):
     inode: int
 
 
-def sockets() -> frozenset[SocketRef]:
+def open_sockets() -> frozenset[SocketRef]:
     """All sockets of this process. A later search for new sockets can leave these out (``but``)."""
     return frozenset(_sockets())
 
@@ -186,3 +184,85 @@ def borrowed(ref: SocketRef) -> Iterator[socket.socket | None]:
 
 def _address(name: tuple[str, int] | tuple[str, int, int, int]) -> Address:
     return name[0], name[1]
+
+
+# A filter in the Linux kernel that decides which connections may reach a library's listening socket, and when.
+#
+# A listener that cannot check who connects (gloo's) is closed except while its peers connect. Other systems have no
+# such filters: there the listener stays open, and ``parallel.comm.backends`` detects intruders afterwards.
+
+# <asm-generic/socket.h>
+SO_ATTACH_FILTER = 26
+SO_DETACH_FILTER = 27
+SO_MEMINFO, MEMINFO_BYTES, MEMINFO_DROPPED = 55, 36, 32  # nine numbers of four bytes; the last counts dropped segments
+# <linux/tcp.h>
+INFO_BYTES, INFO_WAITING = 28, 24  # of struct tcp_info: how many connections a listener has not accepted yet
+# <linux/bpf_common.h>: the instructions of these programs; a program sees a segment from its TCP header on.
+LENGTH, BYTE, TO_X, SHIFT_RIGHT, SHIFT_LEFT, IF_EQUALS_X, RETURN = 0x80, 0x30, 0x07, 0x74, 0x64, 0x1D, 0x06
+ALL, NONE = 0xFFFFFFFF, 0
+Program = Sequence[tuple[int, int, int, int]]
+"""Instructions: the code, how many to skip if true, how many if false, and an operand."""
+NOTHING: Program = [(RETURN, 0, 0, NONE)]
+SILENCE: Program = [
+    (LENGTH, 0, 0, 0),
+    (TO_X, 0, 0, 0),
+    (BYTE, 0, 0, 12),  # its upper half is the number of words of the header
+    (SHIFT_RIGHT, 0, 0, 4),
+    (SHIFT_LEFT, 0, 0, 2),
+    (IF_EQUALS_X, 0, 1, 0),
+    (RETURN, 0, 0, ALL),
+    (RETURN, 0, 0, NONE),
+]
+"""Connections are accepted, but no byte arrives on them: each inherits this program, until ``remove_filter``."""
+
+
+def refuse_connections(ref: SocketRef) -> None:
+    """Accept no more connections on listener ``ref``; existing connections stay."""
+    _filter(ref, NOTHING)
+
+
+def drop_input(ref: SocketRef) -> None:
+    """Read no byte of a new connection before ``remove_filter`` of it. Bytes sent until then arrive 0.2 s later."""
+    _filter(ref, SILENCE)
+
+
+def has_dropped_input(ref: SocketRef) -> bool:
+    """Whether the filter of ``ref`` has dropped any segment."""
+    with borrowed(ref) as sock:
+        if sys.platform != "linux" or sock is None:
+            return False
+        counts = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES)
+        return bool(struct.unpack_from("I", counts, MEMINFO_DROPPED)[0])
+
+
+def entered(ref: SocketRef, listening: Address, but: Collection[SocketRef] = ()) -> bool:
+    """Whether a process has connected to ``ref``, which listens at ``listening``. The connection may wait for accept.
+
+    ``but``: sockets that existed before ``ref``.
+    """
+    with borrowed(ref) as sock:
+        if sys.platform == "linux" and sock is not None:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+            if struct.unpack_from("I", info, INFO_WAITING)[0]:
+                return True
+    return bool(connections(listening, [], but))  # after the waiting ones: one accepted in between is in one of the two
+
+
+def remove_filter(ref: SocketRef) -> None:
+    """Let all segments of ``ref`` through. Idempotent."""
+    if sys.platform == "linux":
+        with borrowed(ref) as sock:
+            if sock is not None:
+                try:
+                    sock.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+                except FileNotFoundError:  # it has no filter
+                    return
+
+
+def _filter(ref: SocketRef, program: Program) -> None:
+    if sys.platform == "linux":
+        with borrowed(ref) as sock:
+            if sock is not None:
+                code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+                fprog = struct.pack("HP", len(program), ctypes.addressof(code))
+                sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, fprog)

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings
+from elastune.core.slots import BatchSlice
 from elastune.parallel.comm.process_groups import Comms, open_default_group
 from elastune.parallel.mechanisms.base import Replica
 from elastune.parallel.mechanisms.capabilities import ENGINE_CAPABILITIES, Capabilities

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import ExecutionSettings
+from elastune.core.slots import BatchSlice
 from elastune.parallel.comm.norms import clip_factor
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms import torch_private

@@ -16,10 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.layout import FlatRange, whole_range
-from elastune.core.slots import cut, subtrees, tree_sum
+from elastune.core.slots import BatchSlice, cut, subtrees, tree_sum
 from elastune.parallel.comm.exact import SlotSums
 from elastune.parallel.comm.group import Group, Work
 from elastune.parallel.comm.norms import clip_factor, global_norm, squares_of_rows

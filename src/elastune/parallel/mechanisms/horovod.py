@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings
+from elastune.core.slots import BatchSlice
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms, own_address
 from elastune.parallel.mechanisms.base import Replica

@@ -9,12 +9,11 @@ from torch import nn
 from elastune.core.errors import UserError
 from elastune.core.mesh import INSTALLED
 from elastune.core.run import ExecutionSettings, RunSpec
-from elastune.parallel.mechanisms.base import Mechanism, Replicated
+from elastune.parallel.mechanisms.base import Mechanism, Parallelize, Replicated
 from elastune.parallel.mechanisms.deepspeed import DeepSpeed
 from elastune.parallel.mechanisms.fairscale import FairScale
 from elastune.parallel.mechanisms.fsdp2 import Fsdp2
 from elastune.parallel.mechanisms.horovod import Horovod
-from elastune.parallel.mechanisms.model_parallel import Parallelize
 from elastune.parallel.mechanisms.owned.mechanism import Owned
 from elastune.parallel.mechanisms.pipeline.pipeline_parallel import Pipeline, divide_into_stages, plan_stages
 from elastune.parallel.mechanisms.tensor.tensor_parallel import DataParallelTrunk, Plan, plan_layers

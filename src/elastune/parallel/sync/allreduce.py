@@ -1,26 +1,28 @@
 """Synchronous SGD: after every step all replicas have the gradient of the mean loss over the global batch.
 
-``ExactAllReduce`` sums in canonical order, ``FastAllReduce`` in the fastest order. ``CompressedAllReduce`` sends fewer
-bytes, and keeps the residuals that a worker has not sent yet, also when workers come and go.
+``ExactAllReduce`` sums in canonical order, ``FastAllReduce`` in the fastest order, ``CompressedAllReduce`` sums
+compressed gradients. ``EngineReduce`` leaves the gradients to another package's engine.
 """
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.communication import Compression
 from elastune.core.errors import UserError
+from elastune.core.slots import BatchSlice
+from elastune.parallel.comm.compressed import CompressedReducer
 from elastune.parallel.comm.exact import ExactReducer
-from elastune.parallel.comm.gradient_compression import CompressedReducer
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.comm.reducer import FlatBucket, FlatReducer, Pair, Reducer
 from elastune.parallel.mechanisms.base import Replica
+from elastune.parallel.mechanisms.engine import EngineReplica, SlotEngine
 from elastune.parallel.sync.base import STATISTICS, Sync, squared_norms, step_statistics
 
 FACTORS = "factors"
@@ -333,7 +335,7 @@ class FastAllReduce(AllReduce):
 class CompressedAllReduce(FastAllReduce):
     """As ``FastAllReduce``, but gradients travel through ``compression``.
 
-    Compression may leave a residual on each worker (``parallel.comm.gradient_compression.ResidualBucket``). When a
+    Compression may leave a residual on each worker (``parallel.comm.compressed.ResidualBucket``). When a
     worker leaves, a staying worker takes its residual over. A worker that is alone sends nothing, so it adds its
     residual to its gradient. When a worker dies, its residual is lost. All residuals are lost when training begins
     again from a snapshot or a checkpoint.
@@ -404,3 +406,124 @@ class CompressedAllReduce(FastAllReduce):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._compressed is not None and state:
             self._compressed.set_factors(state[FACTORS])
+
+
+# Engines of other packages reduce gradients by themselves; one small sum carries all other values of a step.
+
+
+class EngineReduce(Sync):
+    """The strategy of an engine that reduces gradients itself.
+
+    After the engine's last backward pass of a step, one all-reduce sums the control vector and statistics. The workers
+    of a run stay the same: a broken reduction ends the run. Buffers change on each worker by itself.
+    """
+
+    name: ClassVar[str] = "engine"
+    exact: bool = False
+    drifts: ClassVar[bool] = True
+    refuses_counts: ClassVar[str] = "a mechanism whose engine keeps the sums to itself"
+    replica: EngineReplica
+
+    def __init__(self, replica: EngineReplica, comms: Comms, control: int = 0) -> None:
+        super().__init__(replica, comms, control)
+        self.group = comms.everyone
+        self._weight = 0.0
+
+    def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
+        if starts_step:
+            self._weight = 0.0
+            self._part.clear()
+            self.replica.begin_step()
+
+    def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
+        self.replica.refuse_leftovers()
+        self._weight += share.weight
+        if self.wants_statistics and share.weight:
+            self._part.add_loss(loss, share.weight)
+        self.replica.run(loss, share)
+        if not share.ends_step:
+            self.replica.hide()
+            return
+        control = self.control if self._weight else [0.0] * len(self.control)
+        tail = torch.tensor([*control, *map(float, self._part.values)], device=self.group.wire)
+        started = time.monotonic()
+        self.group.all_reduce(tail).wait()
+        self.wait_s = time.monotonic() - started
+        self._take(tail)
+
+    def _take(self, tail: torch.Tensor) -> None:
+        """``tail`` is the sum over all workers."""
+        sums = tail.tolist()
+        self.totals = sums[: -len(STATISTICS)]
+        self.statistics = step_statistics(sums[-len(STATISTICS) :], None)
+        self.replica.reduced()
+
+    def abandon(self) -> None:
+        self.replica.abandon()
+
+    def last_result(self) -> list[torch.Tensor]:
+        raise RuntimeError("an engine's workers stay as they are")
+
+    def result_room(self) -> list[torch.Tensor]:
+        raise RuntimeError("an engine's workers stay as they are")
+
+    def adopt_result(self, result: Sequence[torch.Tensor]) -> None:
+        raise RuntimeError("an engine's workers stay as they are")
+
+
+class OrderedEngineReduce(EngineReduce):
+    """The strategy of an engine that sums slots in canonical order.
+
+    Each slot runs by itself, on the buffers of the step's start. The engine does not know the buffers and the flags of
+    used parameters, so these travel with the control vector.
+    """
+
+    exact: bool = True
+    drifts: ClassVar[bool] = False
+    replica: SlotEngine
+
+    def __init__(self, replica: SlotEngine, comms: Comms, num_slots: int, control: int = 0) -> None:
+        super().__init__(replica, comms, control)
+        tail = torch.zeros(len(replica.params) + control + len(STATISTICS))
+        self._reducer = ExactReducer([*replica.buffers.floats, tail], num_slots, self.group)
+        self._slot_weight = 0.0
+        replica.buffers.one_slot = num_slots == 1
+
+    def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
+        super().begin(share, starts_step=starts_step)
+        if starts_step:
+            self._reducer.begin()
+            self._slot_weight = 0.0
+        elif self._slot_weight == 0.0:  # a new slot, not a further piece of one
+            self.replica.buffers.restore()
+
+    def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
+        replica = self.replica
+        replica.refuse_leftovers()
+        replica.buffers.passed()
+        self._slot_weight += share.weight
+        if self.wants_statistics and share.weight:
+            self._part.add_loss(loss, share.weight)
+        replica.run(loss, share)
+        if share.weight and share.ends_slot:
+            self._end_slot(share)
+        if share.ends_step:
+            self._finish()
+
+    def _end_slot(self, share: BatchSlice) -> None:
+        control = self.control if share.ends_step else [0.0] * len(self.control)
+        tail = torch.tensor([*map(float, self.replica.used), *control, *map(float, self._part.values)])
+        self._reducer.begin_slot(share.slot, last=share.ends_step)
+        for place, value in enumerate([*self.replica.buffers.moves(self._slot_weight), tail]):
+            self._reducer.put(place, value)
+        self._slot_weight = 0.0
+        self._part.clear()
+
+    def _finish(self) -> None:
+        started = time.monotonic()
+        *moved, tail = self._reducer.finish()
+        used = [flag > 0 for flag in tail[: len(self.replica.params)].tolist()]
+        self.replica.settle(used)
+        self.wait_s = time.monotonic() - started
+        self.replica.buffers.move(moved)
+        self._take(tail[len(used) :])

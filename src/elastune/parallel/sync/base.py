@@ -1,20 +1,22 @@
 """The contract of a synchronisation strategy: when and how the replicas of a model come together.
 
+``Sync`` is the contract. ``ActiveSync`` holds the strategy in use, which another one may replace between rounds.
+
 A step's reduction also carries statistics: sums over the parts of a global batch, from which monitors read.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
-from elastune.core.sync_plan import SyncPlan
+from elastune.core.slots import BatchSlice
+from elastune.core.sync_plan import SyncPlan, SyncSchedule
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.comm.reducer import Pair, Scalar, scalar
@@ -320,3 +322,109 @@ def squared_norms(params: Sequence[torch.Tensor], weights: Sequence[torch.Tensor
         return plain, 0.0
     weighed = [(grad.to_dense() if grad.is_sparse else grad) * weights[i] for grad, i in pairs]
     return plain, scalar(torch.stack(torch._foreach_norm(weighed)).square().sum())
+
+
+class ActiveSync:
+    """The strategy in use over this worker's replica, and the change to another strategy.
+
+    A change moves no state, because all learners are equal between rounds. They become one at the end of each round,
+    and several again at the beginning of the next. A strategy's own state (an outer momentum) ends with it.
+
+    Args:
+        sync: The strategy with which a run begins.
+        make: Makes the strategy of another plan over the same replica.
+        check: Raises ``UserError`` for an impossible plan; see ``forbid``.
+
+    Attributes:
+        sync: The strategy in use.
+        wanted: The plan that takes its place at the next boundary, and the reason; None: no change.
+        scheduled: The step of the newest change that the run's schedule has made.
+
+    Example::
+
+        active = active_sync(prepare(model, optimizer, spec.execution, comms), spec, 0, elastic=False)
+        active.want(SyncPlan.parse("diloco:learners=2,every=10"), "policy")
+        active.switch(step)  # at the next boundary, on every worker
+    """
+
+    def __init__(
+        self, sync: Sync, make: Callable[[SyncPlan], Sync], check: Callable[[SyncPlan], object] = lambda plan: None
+    ) -> None:
+        self.sync = sync
+        self.wanted: tuple[SyncPlan, str] | None = None
+        self.scheduled = 0
+        self._rules = [check]
+        self._make = make
+        self._before: tuple[int, Sync] | None = None
+
+    def check(self, plan: SyncPlan) -> None:
+        """Raise ``UserError`` if ``plan`` is impossible for this run."""
+        for rule in self._rules:
+            rule(plan)
+
+    def forbid(self, rule: Callable[[SyncPlan], object]) -> None:
+        """Refuse, now and later, plans for which ``rule`` raises ``UserError``; checks the plan in use at once."""
+        rule(self.sync.plan)
+        if rule not in self._rules:
+            self._rules.append(rule)
+
+    def want(self, plan: SyncPlan, why: str) -> None:
+        """Change to ``plan`` at the next boundary. Raises ``UserError`` if it is impossible."""
+        self.check(plan)
+        self.wanted = (plan, why) if plan != self.sync.plan else None
+
+    @property
+    def coming(self) -> str:
+        """The plan from the next boundary on, as text: the wanted plan, or else the plan in use."""
+        return str(self.sync.plan if self.wanted is None else self.wanted[0])
+
+    def follow(self, schedule: SyncSchedule, step: int) -> None:
+        """Want the plan of ``schedule`` after ``step`` steps, once for each of its changes."""
+        due = schedule.due(step)
+        if due is not None and due[0] > self.scheduled:
+            self.scheduled = due[0]
+            self.want(due[1], "schedule")
+
+    def switch(self, step: int) -> tuple[SyncPlan, str]:
+        """Change to the wanted plan after ``step`` steps, on every worker alike. Return the plan and the reason."""
+        assert self.wanted is not None
+        (plan, why), self.wanted = self.wanted, None
+        self._before = step, self.sync
+        self._become(plan)
+        return plan, why
+
+    def serving(self, step: int) -> Sync:
+        """The strategy that completed step ``step``: another worker may still need its result."""
+        return self._before[1] if self._before is not None and self._before[0] == step else self.sync
+
+    def committed(self) -> None:
+        """A step was completed by the strategy in use."""
+        self._before = None
+
+    def _become(self, plan: SyncPlan) -> None:
+        before = self.sync
+        if not (plan.in_rounds or before.plan.in_rounds):  # both plans are the same strategy: it keeps its state
+            before.plan = plan
+            return
+        before.close()
+        self.sync = self._make(plan)
+        self.sync.count_on_from(before)
+        if before.plan.strategy == plan.strategy and before.plan.in_rounds and plan.in_rounds:
+            self.sync.load_state_dict(before.state_dict())  # copied: the old one serves its last result
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that another worker, or a checkpoint, needs to go on alike."""
+        wanted = None if self.wanted is None else [str(self.wanted[0]), self.wanted[1]]
+        state = {"plan": str(self.sync.plan), "wanted": wanted, "scheduled": self.scheduled}
+        return {**state, "kept": self.sync.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state. Raises ``ValueError``, ``KeyError`` or ``UserError`` if ``state_dict`` cannot make it."""
+        plan = SyncPlan.parse(str(state["plan"]))
+        if plan != self.sync.plan:
+            self.check(plan)
+            self._become(plan)
+        self.sync.load_state_dict(state["kept"])
+        wanted, self.scheduled = state["wanted"], int(state["scheduled"])
+        self.wanted = None if wanted is None else (SyncPlan.parse(str(wanted[0])), str(wanted[1]))
+        self._before = None

@@ -8,10 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
-from elastune.core.run import Mode
-from elastune.core.slots import cut, dealt
+from elastune.core.slots import BatchSlice, Mode, cut, dealt
 from elastune.parallel.comm.exact import ExactReducer
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.owned import CommitBarrier, OwnedReducer, RemoteOwnerSums

@@ -10,6 +10,7 @@ the controller has the files, because a report of the end lets the run go on fro
 
 from __future__ import annotations
 
+import logging
 import math
 import select
 import socket
@@ -21,7 +22,8 @@ from pathlib import Path
 
 from elastune.core.cost import KINDS, ON_DEMAND
 from elastune.core.errors import UserError
-from elastune.elastic.wire.handshake import SALT_DIGITS, ServerBusy, derived, enter_at
+from elastune.core.journal.logs import logged
+from elastune.elastic.wire.contact import SALT_DIGITS, ServerBusy, derived, enter_at
 from elastune.elastic.wire.transport import READ_BYTES, Lines, ProtocolError, Unreachable
 from elastune.elastic.worker.client import ABANDONED_CODE
 from elastune.runtime.agents import messages
@@ -46,6 +48,8 @@ from elastune.runtime.agents.messages import (
 from elastune.runtime.agents.transfer_client import FileTransferClient
 from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
 from elastune.runtime.preemption import NoticeSource
+
+LOG = logging.getLogger(__name__)
 
 WELL = (0, ABANDONED_CODE)  # exit codes of a worker that has written its files
 HELD_LOOK_S = 0.05
@@ -227,7 +231,7 @@ class Agent:
         self._pids: dict[int, int] = {}
         self._unreported: dict[int, tuple[Bootstrap, WorkerEnded]] = {}  # ends that were sent to no controller
         self._files = PendingExits(logs, notify)
-        self._again, self._moves, self._notify = again, moves, notify
+        self._again, self._moves, self._notify = again, moves, logged(__name__, notify)
         self._received_at = time.monotonic()
         self._next_beat = 0.0
         self._go_by: float | None = None
@@ -259,6 +263,7 @@ class Agent:
                 if self._serve_once() or self._gone():
                     return ""
         except (OSError, ValueError, ProtocolError) as error:
+            LOG.warning("the connection to the controller ended: %s", error)
             return str(error) or type(error).__name__
 
     def _find_next(self, why: str) -> bool:
@@ -277,7 +282,8 @@ class Agent:
             try:
                 self._link = self._again(len(self._workers) + len(self._unreported))
                 self._report_all()
-            except (OSError, UserError):
+            except (OSError, UserError) as error:
+                LOG.debug("no controller yet: %s", error)
                 time.sleep(AGAIN_S)
             else:
                 self._received_at, self._next_beat = time.monotonic(), 0.0
@@ -373,6 +379,7 @@ class Agent:
         self._workers[order.key], self._key_of[worker] = worker, order.key
         shared = Path(order.logs)
         logs = self._logs / shared.parent.name if worker.spool or not shared.parent.is_dir() else shared
+        LOG.info("starting worker %d", worker.worker)
         try:
             self._files.begin(run)
             self._launcher.start([worker], Needs(order.device, logs))
@@ -388,8 +395,10 @@ class Agent:
         key = self._note(event)
         match event:
             case ProcessStarted(pid=pid):
+                LOG.info("worker %d runs as process %d", event.bootstrap.worker, pid)
                 self._send(WorkerStarted(key, pid))
-            case ProcessEnded():
+            case ProcessEnded(code=code, why=why):
+                LOG.info("worker %d has ended: code %s %s", event.bootstrap.worker, code, why)
                 self._send(self._unreported[key][1])
                 del self._unreported[key]
 
@@ -425,6 +434,7 @@ class Agent:
         return self._go_by is not None and (not self._workers or time.monotonic() >= self._go_by)
 
     def _goes(self, notice: PreemptionNoticed) -> None:
+        LOG.warning("this machine will be taken away in %.0f s: %s", notice.seconds, notice.why)
         self._go_by, self._goes_why = time.monotonic() + notice.seconds, notice.why
 
     def _notice(self) -> PreemptionNoticed | None:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from elastune.core.cost import KINDS, ON_DEMAND, SPOT
-from elastune.elastic.wire.contact import at_host
-from elastune.elastic.wire.handshake import derived
+from elastune.elastic.wire.contact import at_host, derived
 from elastune.elastic.wire.server import Connection
 from elastune.runtime.agents.host_report import HostReport
 from elastune.runtime.agents.messages import (

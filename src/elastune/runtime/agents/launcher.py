@@ -14,10 +14,18 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 
 from elastune.core.errors import UserError
+from elastune.core.journal import logs
 from elastune.core.journal.records import ConnectionsRefused
 from elastune.elastic.coordinator.liveness import ProcessStatus
-from elastune.elastic.wire.contact import ANSWER_LIMIT_S, DIAL_LIMIT_S, Contact
-from elastune.elastic.wire.handshake import SALT_DIGITS, TokenRefused, derived, enter_at
+from elastune.elastic.wire.contact import (
+    ANSWER_LIMIT_S,
+    ASK_DIAL_LIMIT_S,
+    SALT_DIGITS,
+    Contact,
+    TokenRefused,
+    derived,
+    enter_at,
+)
 from elastune.elastic.wire.server import Closed, Connection, ConnectionServer, Greeted, Heard, refusal_line
 from elastune.elastic.wire.transport import Lines, ProtocolError, WakeupPipe
 from elastune.runtime.agents import messages
@@ -95,7 +103,7 @@ def find_run(address: str, token: str, out: Path) -> Contact:
     rule, fix = "a controller must answer there", "start it, or see the address and firewalls"
     request = messages.FROM_AGENT.encode(RunAsked(str(out)))
     try:
-        entered = enter_at(address, Lines(), token, messages.PURPOSE, request, ANSWER_LIMIT_S, dial_s=DIAL_LIMIT_S)
+        entered = enter_at(address, Lines(), token, messages.PURPOSE, request, ANSWER_LIMIT_S, dial_s=ASK_DIAL_LIMIT_S)
         entered.connection.close()
         reply = messages.FROM_CONTROLLER.decode(entered.line)
     except TokenRefused as error:
@@ -173,7 +181,7 @@ class AgentLauncher(Launcher):
         self._host, self.port = host, self._server.port
         self._versions = {name: versions[name] for name in SAME}
         self._silence_s, self._grace_s, self._files_port = silence_s, grace_s, files_port
-        self._notify = notify
+        self._notify = notify = logs.logged(__name__, notify)
         self._token, self.tls = token, tls
         self._agents: dict[int, AgentHost] = {}  # by their numbers, in the order of their arrival
         self._number_of: dict[Connection, int] = {}

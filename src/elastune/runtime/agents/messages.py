@@ -1,4 +1,4 @@
-"""Messages between agents and their controller; ``elastic.wire.message_codec`` gives their form."""
+"""Messages between agents and their controller; ``elastic.wire.transport`` gives their form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from elastune.elastic.wire.message_codec import Count, MessageCodec, Seconds, message
+from elastune.elastic.wire.transport import Count, MessageCodec, Seconds, message
 from elastune.runtime.launcher import Bootstrap
 
 PURPOSE = "agents"  # of a controller that listens for them, in handshakes
@@ -195,7 +195,7 @@ class StartWorker:
     Attributes:
         key: Names the worker in later messages.
         bootstrap: What the worker needs to reach its coordinator. In place of the token it holds the token's salt: the
-            agent derives the token (``elastic.wire.handshake.derived``).
+            agent derives the token (``elastic.wire.contact.derived``).
         device: The kind of device.
         logs: The folder for the worker's log, if the agent sees it.
     """

@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastune.elastic.wire.handshake import enter
+from elastune.core.journal import logs
+from elastune.elastic.wire.contact import enter
 from elastune.elastic.wire.transport import READ_BYTES, Lines, ProtocolError, dial
 from elastune.runtime.agents import transfer_messages as messages
 from elastune.train.checkpoints.spool import CheckpointReply, CheckpointRequest, Spool, Ticket
@@ -98,7 +99,7 @@ class FileTransferClient:
     """
 
     def __init__(self, folder: Path, notify: Callable[[str], None] = lambda line: None) -> None:
-        self._folder, self._notify = folder, notify
+        self._folder, self._notify = folder, logs.logged(__name__, notify)
         self._changing = threading.Lock()
         self._runs: dict[str, _Run] = {}
         self._address = self._token = ""

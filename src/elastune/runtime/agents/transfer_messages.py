@@ -1,4 +1,4 @@
-"""Messages between an agent and its controller about files; ``elastic.wire.message_codec`` gives their form.
+"""Messages between an agent and its controller about files; ``elastic.wire.transport`` gives their form.
 
 Files have a connection of their own, so that no message about a worker waits behind a checkpoint. Content is base64
 in lines of bounded length. That is a third more bytes to send, for one kind of line on all connections.
@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from elastune.elastic.wire.handshake import SALT_DIGITS
-from elastune.elastic.wire.message_codec import MessageCodec, message
+from elastune.elastic.wire.contact import SALT_DIGITS
+from elastune.elastic.wire.transport import MessageCodec, message
 from elastune.train.checkpoints.spool import Digest, DraftName, FileName, Size, Step, Whose
 
 PURPOSE = "files"  # of a controller that listens for them, in handshakes

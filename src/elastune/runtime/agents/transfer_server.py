@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
+from elastune.core.checkpoint_keeping import NEWEST_TWO, KeepCheckpoints
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Checkpointed, CheckpointFailed, ConnectionsRefused
 from elastune.elastic.wire.server import Closed, Connection, ConnectionServer, Greeted, Heard, refusal_line
@@ -95,10 +96,14 @@ class IncomingFile:
 
 @dataclass(frozen=True)
 class ReceivedCheckpoint:
-    """A checkpoint that has arrived completely: the one after ``step``, at ``path``."""
+    """A checkpoint that has arrived completely: the one after ``step``, at ``path``.
+
+    ``dropped``: the steps of the checkpoints that were deleted for it.
+    """
 
     step: int
     path: Path
+    dropped: tuple[int, ...] = ()
 
 
 def step_of_draft(draft: str) -> int:
@@ -120,12 +125,13 @@ class CheckpointReceiver:
     Args:
         out: The folder of the run.
         parent: The folder of the run whose checkpoint it begins with.
+        keep: Which checkpoints stay when a new one is complete.
     """
 
     # Checkpoints are imported when they are needed, because they need torch, whose import takes seconds.
 
-    def __init__(self, out: Path, parent: Path | None = None) -> None:
-        self._out, self._parent = out, parent
+    def __init__(self, out: Path, parent: Path | None = None, keep: KeepCheckpoints = NEWEST_TWO) -> None:
+        self._out, self._parent, self._keep = out, parent, keep
         self._digests: dict[str, dict[str, str]] = {}  # of complete files, by draft and name
         self._done: set[str] = set()  # drafts that have become checkpoints, or were given up
         self._newest = (-1, -1, -1)  # the age of the newest checkpoint; older drafts are given up
@@ -209,7 +215,7 @@ class CheckpointReceiver:
 
     def _completed(self, draft: str) -> ReceivedCheckpoint | None:
         """Turn ``draft`` into a checkpoint if all its files have arrived, and return it."""
-        from elastune.train.checkpoints.checkpoint import STATE, complete_draft
+        from elastune.train.checkpoints.checkpoint import STATE, complete, complete_draft, step_of
         from elastune.train.checkpoints.spool import digest_of, unseal
 
         at, known = self._draft(draft), self._digests[draft]
@@ -234,9 +240,11 @@ class CheckpointReceiver:
             raise IncompleteFile(f"{draft} was taken after {step} steps")
         self._done.add(draft)
         self._newest = _age(draft)
-        path = complete_draft(at, at.parent, step)
+        before = complete(at.parent)
+        path = complete_draft(at, at.parent, step, self._keep)
+        dropped = sorted({*before} - {*complete(at.parent)})
         self._drop_older()
-        return ReceivedCheckpoint(step, path)
+        return ReceivedCheckpoint(step, path, tuple(map(step_of, dropped)))
 
     def _drop_older(self) -> None:
         """Give up the drafts that are older than the newest checkpoint."""
@@ -319,16 +327,25 @@ class FileTransferServer:
 
     # -- for the controller -------------------------------------------------------------------------------------------
 
-    def open_run(self, run: str, out: Path, parent: Path | None = None, *, goes_on: bool = False) -> None:
+    def open_run(
+        self,
+        run: str,
+        out: Path,
+        parent: Path | None = None,
+        keep: KeepCheckpoints = NEWEST_TWO,
+        *,
+        goes_on: bool = False,
+    ) -> None:
         """Receive files of ``run`` from now on.
 
         Args:
             run: The salt of the run's token.
             out: The folder of the run.
             parent: The folder of the run whose checkpoint it begins with.
+            keep: Which checkpoints stay when a new one is complete.
             goes_on: Keep the incomplete checkpoints that an earlier controller has received.
         """
-        inbox = CheckpointReceiver(out, parent)
+        inbox = CheckpointReceiver(out, parent, keep)
         if not goes_on:
             inbox.drop_drafts()
         with self._changing:
@@ -448,7 +465,8 @@ class FileTransferServer:
             return
         self._let_go(connection)
         if isinstance(arrived, ReceivedCheckpoint):  # noted before the agent knows, which then reports a worker's end
-            self._note(received.offer.run, Checkpointed(arrived.step, str(arrived.path)))
+            checkpointed = Checkpointed(arrived.step, str(arrived.path), list(arrived.dropped))
+            self._note(received.offer.run, checkpointed)
         self._send(connection, messages.FileTaken())
 
     def _miss(self, connection: Connection, inbox: CheckpointReceiver, received: IncomingFile, error: OSError) -> None:

@@ -29,8 +29,7 @@ from pydantic.dataclasses import dataclass as checked
 from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write
 from elastune.core.run import RunSpec
-from elastune.elastic.wire.contact import HostName
-from elastune.elastic.wire.handshake import PROTOCOL, exactly
+from elastune.elastic.wire.contact import PROTOCOL, HostName, exactly
 from elastune.elastic.wire.transport import ProtocolError, of_anybody
 from elastune.runtime.clusters.base import Handle, SurvivingRun
 from elastune.runtime.clusters.hosts import LOOK_S, HostsCluster

@@ -23,9 +23,9 @@ from pydantic.dataclasses import dataclass
 
 from elastune.core.cost import SPOT
 from elastune.core.errors import UserError
+from elastune.core.journal import logs
 from elastune.core.run import RunSpec
-from elastune.elastic.wire.contact import Contact
-from elastune.elastic.wire.handshake import SALT_DIGITS
+from elastune.elastic.wire.contact import SALT_DIGITS, Contact
 from elastune.runtime.agents.host_report import HostReport, place_marker, remove_stale_markers, write_folder_mode
 from elastune.runtime.agents.hosts import AgentHost
 from elastune.runtime.agents.launcher import AgentLauncher
@@ -248,7 +248,8 @@ class HostsCluster(ElasticCluster):
         launcher.runs = self._contacts
         self._grows = grows
         self._gather_s = gather_s
-        self._notify, self._spot, self._next_spot, self._spent = notify, spot, 0.0, False
+        self._notify = logs.logged(__name__, notify)
+        self._spot, self._next_spot, self._spent = spot, 0.0, False
         self._results, self._undecided, self._marker = out, own_folders is None, None
         if out is not None:
             try:
@@ -396,7 +397,7 @@ class TransferredRuns:
 
     def __init__(self, address: str, token: str, tls: ssl.SSLContext | None, notify: Callable[[str], None]) -> None:
         self.ring: Callable[[], None] = lambda: None
-        self._notify = notify
+        self._notify = notify = logs.logged(__name__, notify)
         self._server = FileTransferServer(address, token, tls=tls, ring=lambda: self.ring(), notify=notify)
         self.port = self._server.port
         self._runs: dict[str, ElasticRun] = {}  # by the salt of the run's token: agents know the salt
@@ -405,7 +406,8 @@ class TransferredRuns:
         """Accept the files of ``run``. ``goes_on``: the run has outlived an earlier controller."""
         salt = run.coordinator.token[:SALT_DIGITS]
         self._runs[salt] = run
-        self._server.open_run(salt, run.spec.out, run.spec.parent, goes_on=goes_on)
+        spec = run.spec
+        self._server.open_run(salt, spec.out, spec.parent, spec.keep_checkpoints, goes_on=goes_on)
 
     def forget(self, out: Path) -> None:
         """Accept no more files of the earlier run in ``out``: another run begins in that folder."""

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from elastune.core.errors import UserError
 from elastune.core.plugins import Plugins
-from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.hosts import HostsKind
-from elastune.runtime.clusters.kind import Access, ClusterKind, ClusterRequest
+from elastune.runtime.clusters.kind import ClusterKind
 from elastune.runtime.clusters.local import LocalKind
 from elastune.runtime.clusters.ray import RayKind
 from elastune.runtime.clusters.slurm import SlurmKind
@@ -34,18 +33,6 @@ def parse_cluster(text: str) -> ClusterKind:
     forms = "; ".join([*(kind.form for kind in KINDS.values()), *INSTALLED.names()])
     names = " or ".join([*KINDS, *INSTALLED.names()])
     raise UserError(f"--cluster must be {names}", repr(text), f"write one of: {forms}")
-
-
-def request_of(cluster: Cluster | str | None) -> Cluster | ClusterRequest | None:
-    """Return the cluster that a program names by ``cluster``: an open one, or a request for the named one.
-
-    Lines for the user go to stderr. Raises ``UserError`` for a wrong name.
-    """
-    if not isinstance(cluster, str):
-        return cluster
-    kind, access = parse_cluster(cluster), Access(notify=print_line)
-    kind.check(access)
-    return ClusterRequest(kind, access)
 
 
 def print_line(line: str) -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -46,6 +47,7 @@ from elastune.runtime.clusters.slurm_commands import (
     srun_arguments,
     waits_for,
 )
+from elastune.runtime.job.interrupts import HandOver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,6 +118,7 @@ class Jobs(Starter):
         if self._closed:
             return
         self._closed = True
+        HandOver.ask(None)
         ask("scancel", "--state=PENDING", f"--name={self.name}")
         started = time.monotonic()
         cancelled = False
@@ -289,6 +292,8 @@ class SlurmKind(ClusterKind):
         if room.grace_s and self.as_steps:
             fix = "leave it out, or use agents=jobs"
             raise UserError("an allocation ends with its command", f"--grace {room.grace_s:g}s", fix)
+        if room.grace_s:
+            HandOver.ask(partial(self._hands_over, access.notify, room.grace_s))
         folder = (room.out / FOLDER).resolve()
         address = address_of(access.interface) if access.interface else address_towards_nodes(self.partition)
         left = self._left(folder, address, access) if room.adopts and not self.as_steps else None
@@ -325,6 +330,15 @@ class SlurmKind(ClusterKind):
 
         need("sinfo", "scontrol", "srun", "sbatch", "squeue", "scancel")
         return findings(self.partition, software())
+
+    def _hands_over(self, notify: Callable[[str], None], grace_s: float) -> bool:
+        """Whether the workers are to wait for the next start of this process, which is in a job of Slurm itself."""
+        from elastune.runtime.clusters.slurm_commands import begins_again
+
+        if not begins_again(os.environ):
+            return False
+        notify(f"Slurm begins this job again: workers go on for {grace_s:g} s, for the next controller")
+        return True
 
     def _left(self, folder: Path, address: str, access: Access) -> ControllerAddress | None:
         """Return the earlier controller, if its agents will connect to this one. End agents that will not."""

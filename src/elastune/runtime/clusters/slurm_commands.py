@@ -6,6 +6,7 @@ An error of a command becomes one line.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -24,7 +25,10 @@ from elastune.core.errors import UserError
 from elastune.runtime.clusters.fleet import NeverStarts, NotStarted, Phase
 from elastune.runtime.clusters.kind import ClusterFinding
 
+LOG = logging.getLogger(__name__)
+
 LIMIT_S = 30.0
+ANSWER_LIMIT_S = 5.0  # of a job that ends: Slurm kills it half a minute after SIGTERM
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
 
 
@@ -43,6 +47,7 @@ def outside(environment: Mapping[str, str]) -> dict[str, str]:
 
 def ask(name: str, *arguments: str, text: str = "", limit_s: float = LIMIT_S) -> str:
     """Return the output of the command ``name``. Raises ``NotStarted`` if it fails or does not answer in time."""
+    LOG.debug("%s %s", name, shlex.join(arguments))
     try:
         done = subprocess.run(
             [name, *arguments],
@@ -65,6 +70,21 @@ def ask(name: str, *arguments: str, text: str = "", limit_s: float = LIMIT_S) ->
         lines = said.splitlines() or [f"exit code {done.returncode}"]
         raise NotStarted(f"{name}: {lines[-1].removeprefix(f'{name}: error: ')[:300]}")
     return done.stdout
+
+
+def begins_again(environment: Mapping[str, str]) -> bool:
+    """Whether Slurm has just put the job of this process back into its queue, and will begin it again.
+
+    Slurm counts that before it sends SIGTERM. The environment has the count from the begin of this process.
+    """
+    job, before = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_RESTART_COUNT", "0")
+    if not (job and before.isdigit()):
+        return False
+    try:
+        restarts = re.search(r"\bRestarts=([0-9]+)", ask("scontrol", "show", "job", job, limit_s=ANSWER_LIMIT_S))
+    except NotStarted:
+        return False
+    return restarts is not None and int(restarts[1]) > int(before)
 
 
 def last_line(log: Path) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
+TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h
 _ended_by: list[int] = []  # the first signal of this command that asked for its end
 
 
@@ -21,6 +24,27 @@ def terminated() -> bool:
 def note_end(number: int) -> None:
     """Note the signal that asks this command to end."""
     _ended_by.append(number)
+
+
+class HandOver:
+    """Ends this process at once where SIGTERM or SIGUSR1 precedes its next start, as if it were killed.
+
+    Workers that may outlive their controller then go on, and the next controller takes them over. An end in good order
+    would stop them first.
+    """
+
+    _follows: ClassVar[Callable[[], bool] | None] = None
+
+    @classmethod
+    def ask(cls, follows: Callable[[], bool] | None) -> None:
+        """From now on call ``follows`` at such a signal: whether the same command is about to be started again."""
+        cls._follows = follows
+
+    @classmethod
+    def signalled(cls) -> None:
+        """End this process if another one follows. Its exit code asks for another try."""
+        if cls._follows is not None and cls._follows():
+            os._exit(TRY_AGAIN)
 
 
 class Interrupted(Exception):
@@ -50,6 +74,8 @@ class Interrupts:
         self._before: dict[signal.Signals, Any] = {}
 
     def _note(self, number: int, _: FrameType | None) -> None:
+        if number != signal.SIGINT:
+            HandOver.signalled()
         if number == signal.SIGUSR1:
             self.noticed = True
         else:

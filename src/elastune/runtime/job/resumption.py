@@ -337,7 +337,7 @@ def _schedules(history: RunHistory, spec: RunSpec, defaults: Config) -> str:
     if after is None or (before is not None and after <= before):
         return ""
     from elastune.train.checkpoints.checkpoint import schedules  # imports torch
-    from elastune.train.schedule_length import ended_by, ends_of
+    from elastune.train.schedules import ended_by, ends_of
 
     lines: list[str] = []
     at, states = schedules(spec.out / "checkpoints") or (Position(), [])

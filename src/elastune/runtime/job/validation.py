@@ -19,6 +19,7 @@ from elastune.core.formatting import count
 from elastune.core.mesh import AXES, STAGED, MechanismName, Mesh
 from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Adapt, ExecutionSettings, RunSpec, Schedule, check_schedule, check_strategy
+from elastune.core.slots import MOST_EXACT_WORKERS
 from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.mechanisms.registry import check_workers, mechanism_for
 from elastune.runtime.spot import SpotWatch, read_host_prices
@@ -140,6 +141,9 @@ def check_values(spec: RunSpec) -> None:
     if not 1 <= low <= execution.workers <= most:
         rule = "a run must begin with workers within its bounds"
         raise UserError(rule, f"{execution.workers}, from {low} to {most}", "use --workers LOW:HIGH")
+    if execution.mode == "exact" and most > MOST_EXACT_WORKERS:
+        rule = f"exact mode sums over at most {MOST_EXACT_WORKERS:,} workers"
+        raise UserError(rule, f"{most:,} workers", "use fewer --workers, or --mode fast")
     if spec.elastic.heartbeat_s < SHORTEST_HEARTBEAT_S:
         rule = f"a heartbeat must be at least {SHORTEST_HEARTBEAT_S:g} s, or busy workers count as lost"
         raise UserError(rule, f"{spec.elastic.heartbeat_s:g} s", "use --heartbeat 5s")

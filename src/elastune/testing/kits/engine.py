@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.core.batch_slices import shares
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.core.slots import shares
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.process_groups import Comms, form_comms
 from elastune.parallel.mechanisms.base import Mechanism
 from elastune.parallel.mechanisms.engine import EngineReplica

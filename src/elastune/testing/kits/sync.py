@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from elastune.core.batch_slices import shares, slices_of_round
 from elastune.core.run import ExecutionSettings
+from elastune.core.slots import shares, slices_of_round
 from elastune.parallel.comm.group import Group, GroupBroken, Work
 from elastune.parallel.comm.process_groups import Comms, replicated
 from elastune.parallel.mechanisms.base import Replica, Replicated

@@ -15,10 +15,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from elastune.adapt.monitors.base import UNKNOWN_TIMES, WorkerTimes
-from elastune.adapt.policies.base import Hook, Policy
+from elastune.adapt.policies.base import Hook, Limits, Policy, bounds_text
 from elastune.adapt.policies.host import PolicyHost, Proposal
 from elastune.adapt.policies.library.registry import build_all, monitors_for
-from elastune.adapt.policies.run import Limits, bounds_text
 from elastune.core.decisions import MOST_VOTERS, Decision, Snapshot
 from elastune.core.errors import UserError
 from elastune.core.journal.records import NotMeasured, Record
@@ -171,7 +170,7 @@ class Adapter:
             place = WORKER_TIMES * workers.rank
             times[place : place + WORKER_TIMES] = [times_here.data_s, times_here.compute_s, times_here.wait_s]
         return StepContribution(
-            waiting=float(self._host.waiting),
+            waiting=float(self._adapts and self._host.waiting),
             seconds=self._progress.times.seconds if workers.rank == 0 else 0.0,
             unsure=float(self._unsure),
             votes=self._decisions.vote(),
@@ -201,7 +200,7 @@ class Adapter:
         contributed = plan.contributors == plan.workers or any(part.weight for part in plan.slices)
         apart, old = statistics.distance, statistics.staleness
         self.exchanged.reduced(sent, plan.steps, apart, old, contributed=contributed)
-        if self.monitoring:
+        if self.monitoring.monitors:
             number = self._progress.position.step + plan.steps
             self.monitoring.read(number, plan.used[0], plan.workers, statistics, total.times)
             self._report_unmeasured(number, plan, statistics)
@@ -252,7 +251,7 @@ class Adapter:
 
     def _records_signals(self, trained: TrainingState) -> bool:
         """Whether the run has monitors, or learners, whose distance matters; other runs record their loss alone."""
-        return bool(self.monitoring) or trained.sync.plan.in_rounds
+        return bool(self.monitoring.monitors) or trained.sync.plan.in_rounds
 
     def _report_measured(self, trained: TrainingState, batch_size: int) -> None:
         """Record the signals, or the mean loss since the last record where a run measures nothing else."""
@@ -369,7 +368,7 @@ class Adapter:
         self._regrouped = self._others = True
         # Some workers may have gone on in the old view, so what they have seen may differ. They report it in the next
         # step, and all resynchronise after it: at this place no worker knows how far the others are.
-        if not self._workers.planned and (self._adapts or self.monitoring):
+        if not self._workers.planned and (self._adapts or self.monitoring.monitors):
             self._unsure = True
 
     def _resync(self) -> None:
@@ -400,7 +399,7 @@ class Adapter:
 
         Raises ``UserError`` if the checkpoint is of another version.
         """
-        if resumed and not (self._adapts or self.monitoring):  # this run uses nothing of it
+        if resumed and not (self._adapts or self.monitoring.monitors):  # this run uses nothing of it
             return
         if state.keys() != _PARTS:
             fix = "begin it again, or resume it with the version that wrote it"

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import torch
 
+from elastune.adapt.policies.base import MOST
 from elastune.adapt.policies.host import PolicyHost, Proposal
-from elastune.adapt.policies.run import MOST
 from elastune.core.communication import Topology
 from elastune.core.decisions import VOTE_LENGTH, Decision, Snapshot, outcome, vote
 from elastune.core.errors import UserError

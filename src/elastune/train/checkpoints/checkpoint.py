@@ -14,7 +14,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from math import prod
@@ -23,23 +22,22 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from elastune.core.checkpoint_keeping import NEWEST_TWO, KeepCheckpoints, SavedCheckpoint, to_delete
 from elastune.core.errors import UserError
-from elastune.core.layout import FlatRange, fills, intersection, whole_range
+from elastune.core.formatting import byte_count
+from elastune.core.layout import FlatRange, fills, intersection
 from elastune.core.run import Position
 from elastune.elastic.coordinator.machine import ProtocolViolation
-from elastune.parallel.mechanisms.tensor_storage import PartialTensor, copy_common, whole
+from elastune.parallel.mechanisms.tensor_storage import copy_common, whole
+from elastune.train.checkpoints.checkpoint_part import CheckpointPart, Index, Written, file_name, sync, write
 from elastune.train.checkpoints.spool import digest_of, is_sealed, seal, unseal
-from elastune.train.checkpoints.tree import Pieces, States, from_tree, from_trees, joined, to_tree, to_trees
+from elastune.train.checkpoints.tree import States, from_tree, from_trees, joined, to_tree
 from elastune.train.data.sample_log import SampleSpans
 from elastune.train.progress import Progress, position_of, spans_of
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-Index = dict[str, Any]
-"""For each tensor's name its dtype, its shape, and its pieces as [file, key in the file, box, start, stop]; JSON."""
 FORMAT = 4  # 2 had no digest; 3 had one file of whole tensors, and the optimizer's state by number
-KEPT = 2
 DRAFT = ".draft-"
 DAMAGED = "damaged-"
 UNWRITABLE = "a checkpoint must be writable"
@@ -98,7 +96,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     shutil.rmtree(at, ignore_errors=True)
     drop_drafts(folder)
     try:
-        return publish(at, checkpoint.position, checkpoint.must_match, [contribute(at, checkpoint.states)])
+        share = contribute(at, CheckpointPart.of(checkpoint.states))
+        return publish(at, checkpoint.position, checkpoint.must_match, [share])
     except NoRoom:
         give_up(at)
         raise
@@ -175,30 +174,50 @@ def drop_older_drafts(at: Path) -> None:
             shutil.rmtree(stale, ignore_errors=True)
 
 
-def drop_drafts(folder: Path) -> None:
-    """Remove all drafts in ``folder``: a checkpoint is complete, and all workers have contributed to it."""
+def drop_drafts(folder: Path, step: int | None = None) -> None:
+    """Remove the drafts in ``folder``: a checkpoint is complete, and all workers have contributed to it.
+
+    ``step``: that of the checkpoint; workers may have begun to write a later one.
+    """
     for stale in folder.glob(f"{DRAFT}*"):
-        shutil.rmtree(stale, ignore_errors=True)
+        number = stale.name.removeprefix(DRAFT).partition("-")[0]
+        if step is None or not number.isdecimal() or int(number) <= step:
+            shutil.rmtree(stale, ignore_errors=True)
 
 
 def contribute(
-    at: Path, states: States, number: int = 0, count: int = 1, make: Callable[[Path], None] = make_folder
+    at: Path, part: CheckpointPart, number: int = 0, count: int = 1, make: Callable[[Path], None] = make_folder
 ) -> Contribution:
     """Write this worker's part of the draft ``at``, as writer ``number`` of ``count``; ``make`` makes its folder.
+
+    A disk that has less free space than the part needs is not filled: the checkpoint is refused before its first byte.
 
     Raises:
         NoRoom: The disk is full. The draft stays until all its writers know, see ``give_up``.
         UserError: It cannot be written for another reason.
     """
-    tensors: Pieces = {}
-    trees = to_trees(states, tensors)
     with writing(at):
         make(at)
-        return Contribution(write(at, file_name(number, count), tensors), trees)
+        if (free := free_bytes(at)) < part.nbytes:
+            needed = f"{byte_count(part.nbytes)} needed, {byte_count(free)} free in {at.parent}"
+            raise NoRoom(UNWRITABLE, needed, f"free space at {at.parent}")
+        return Contribution(write(at, file_name(number, count), part.tensors), part.trees)
 
 
-def publish(at: Path, position: Position, must_match: dict[str, Any], shares: Sequence[Contribution]) -> Path:
-    """Make the draft ``at`` the checkpoint of its folder after ``position``, and drop all but the newest two.
+def free_bytes(folder: Path) -> int:
+    """The bytes that this user may still write to the disk of ``folder``. Raises ``OSError``."""
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize
+
+
+def publish(
+    at: Path,
+    position: Position,
+    must_match: dict[str, Any],
+    shares: Sequence[Contribution],
+    keep: KeepCheckpoints = NEWEST_TWO,
+) -> Path:
+    """Make the draft ``at`` the checkpoint of its folder after ``position``, and drop those that ``keep`` does not.
 
     ``state.json`` gets the digests of all files and of its own bytes, so that one digest stands for all of the
     checkpoint.
@@ -208,6 +227,7 @@ def publish(at: Path, position: Position, must_match: dict[str, Any], shares: Se
         position: How far the run is.
         must_match: The settings that a run must share to go on from it.
         shares: The contribution of each writer. The first one has the parts that are equal on all.
+        keep: Which checkpoints stay.
 
     Returns:
         The folder of the checkpoint.
@@ -226,7 +246,7 @@ def publish(at: Path, position: Position, must_match: dict[str, Any], shares: Se
                 raise UserError(rule, f"no {share.file.name} in {at}", fix)
         (at / STATE).write_bytes(content)
         sync(at / STATE)
-        return complete_draft(at, at.parent, position.step)
+        return complete_draft(at, at.parent, position.step, keep)
 
 
 def sealed_state(position: Position, must_match: dict[str, Any], shares: Sequence[Contribution]) -> bytes:
@@ -245,10 +265,10 @@ def sealed_state(position: Position, must_match: dict[str, Any], shares: Sequenc
     return seal(tree)
 
 
-def complete_draft(at: Path, folder: Path, step: int) -> Path:
+def complete_draft(at: Path, folder: Path, step: int, keep: KeepCheckpoints = NEWEST_TWO) -> Path:
     """Make the draft ``at``, whose files are all on the disk, the checkpoint of ``folder`` after ``step`` steps.
 
-    All but the newest two checkpoints are dropped. Raises ``OSError``.
+    Checkpoints that ``keep`` does not keep are dropped, never this one. Raises ``OSError``.
     """
     final, older = of_step(folder, step), at.with_name(f"{at.name}-older")
     sync(at)
@@ -257,8 +277,20 @@ def complete_draft(at: Path, folder: Path, step: int) -> Path:
     at.rename(final)
     sync(folder)
     shutil.rmtree(older, ignore_errors=True)
-    _drop(complete(folder)[:-KEPT])
+    _drop(of_step(folder, each) for each in to_delete(keep, _saved(folder, keep)) if each != step)
     return final
+
+
+def _saved(folder: Path, keep: KeepCheckpoints) -> list[SavedCheckpoint]:
+    """The checkpoints in ``folder``, with their metrics if ``keep`` asks for any. One that is damaged has none."""
+    return [SavedCheckpoint(step_of(path), _metrics(path) if keep.best else {}) for path in complete(folder)]
+
+
+def _metrics(path: Path) -> dict[str, float]:
+    with suppress(UserError, *_UNREADABLE):
+        progress = from_tree(_tree(path)["parts"][Progress.name], {})
+        return {str(name): float(value) for name, value in progress["metrics"].items()}
+    return {}
 
 
 @contextmanager
@@ -442,15 +474,6 @@ class _Whole(Mapping[str, torch.Tensor]):
         return len(self._store)
 
 
-def sync(path: Path) -> None:
-    """Return once ``path`` is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def is_full(error: OSError | SafetensorError) -> bool:
     """Whether ``error`` is about a full disk, or a used-up quota."""
     if isinstance(error, OSError):
@@ -459,52 +482,6 @@ def is_full(error: OSError | SafetensorError) -> bool:
 
 
 # --- the files of tensors ---
-
-
-def file_name(number: int, count: int) -> str:
-    """The name of the file of writer ``number`` (from 0) of ``count``."""
-    return "tensors.safetensors" if count == 1 else f"tensors-{number + 1:05d}-of-{count:05d}.safetensors"
-
-
-@dataclass(frozen=True)
-class Written:
-    """A writer's report of its file: name, size, digest, and the index of its content."""
-
-    name: str
-    size: int
-    sha256: str
-    index: Index
-
-
-def write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor | PartialTensor]) -> Written:
-    """Write ``tensors``, whole ones and this worker's pieces of others, as one file. Returns once the disk has it.
-
-    Raises:
-        OSError, SafetensorError: The file cannot be written.
-    """
-    content: dict[str, torch.Tensor] = {}
-    index: Index = {}
-    for path, tensor in tensors.items():
-        if isinstance(tensor, torch.Tensor):
-            keyed = [(path, whole_range(tensor.shape), tensor)]
-        else:
-            keyed = [(f"{path}@{i}", range_, values) for i, (range_, values) in enumerate(tensor.pieces)]
-        for key, _, values in keyed:
-            content[key] = values.detach().to("cpu", copy=True).contiguous()
-        index[path] = {
-            "dtype": str(tensor.dtype)[6:],
-            "shape": list(tensor.shape),
-            "pieces": [
-                [name, key, [list(edge) for edge in range_.box], range_.start, range_.stop] for key, range_, _ in keyed
-            ],
-        }
-    file = folder / name
-    save_file(content, file)
-    with ThreadPoolExecutor(1) as disk:  # the digest is computed while the disk writes
-        synced = disk.submit(sync, file)
-        digest = digest_of(file)
-        synced.result()
-    return Written(name, file.stat().st_size, digest, index)
 
 
 def merged(indices: Sequence[Index]) -> Index:

@@ -7,6 +7,7 @@ agents bring the parts to the controller, which makes a checkpoint once it has a
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 import shutil
 import socket
@@ -17,17 +18,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from elastune.core.checkpoint_keeping import NEWEST_TWO, KeepCheckpoints
+from elastune.core.formatting import byte_count
+from elastune.core.journal.files import atomic_write
 from elastune.core.run import Position, RunSpec
 from elastune.elastic.wire.transport import host_name
 from elastune.train.checkpoints import checkpoint as checkpoints
-from elastune.train.checkpoints.checkpoint import Check, Checkpoint, Contribution, Damaged, NoRoom, Written, sync
+from elastune.train.checkpoints.background import Published
+from elastune.train.checkpoints.checkpoint import Check, Checkpoint, Contribution, Damaged, NoRoom
+from elastune.train.checkpoints.checkpoint_part import CheckpointPart, Written, sync
 from elastune.train.checkpoints.out_folder import OutFolder
 from elastune.train.checkpoints.spool import DRAFTS, CheckpointRequest, Spool, Ticket, Whose
-from elastune.train.checkpoints.tree import States
 
 UNSENT = 2  # checkpoints of a writer that may wait for the agent; the next one has to wait
 UNSENT_LIMIT_S = 120.0
 LOOK_S = 0.05
+FEW = 3  # checkpoints: a disk with room for fewer is reported before it is full
+NOTE = "part-{:05d}.json"
+"""In a draft: what one of several writers has written, or why it has not. A checkpoint holds no such file."""
 Agree = Callable[[int], int]
 """Returns, on all workers, the step that the first worker passes."""
 Found = tuple[Path, Checkpoint] | None
@@ -51,7 +59,7 @@ class CheckpointStorage(Protocol):
         """
         ...
 
-    def contribute(self, at: Path, states: States, number: int = 0, count: int = 1) -> Contribution:
+    def contribute(self, at: Path, part: CheckpointPart, number: int = 0, count: int = 1) -> Contribution:
         """Write this worker's part of the draft ``at``, as writer ``number`` of ``count``.
 
         Raises as ``checkpoint.contribute``; and ``UserError`` as ``check``.
@@ -67,11 +75,29 @@ class CheckpointStorage(Protocol):
 
     def publish(
         self, at: Path, position: Position, must_match: dict[str, Any], parts: Sequence[Contribution]
-    ) -> Path | None:
-        """Make a checkpoint of all ``parts``. One worker calls it.
+    ) -> Published:
+        """Make a checkpoint of all ``parts``. One worker calls it. Raises as ``checkpoint.publish``."""
+        ...
 
-        Returns its folder, if it is complete; None: the controller will report when it is. Raises as
-        ``checkpoint.publish``.
+    def has(self, step: int) -> bool:
+        """Whether the checkpoint after ``step`` steps is complete, as far as this worker can know."""
+        ...
+
+    def newest(self) -> int | None:
+        """The step of the run's newest checkpoint; None if there is none, or this worker cannot know."""
+        ...
+
+    def note(self, at: Path, number: int, share: Contribution | None, why: str = "") -> None:
+        """Note for the worker that publishes what writer ``number`` has written, or ``why`` it has no room.
+
+        Raises ``UserError``.
+        """
+        ...
+
+    def notes(self, at: Path, count: int) -> list[Contribution] | None:
+        """The contributions of all ``count`` writers; None: some have not noted theirs yet, or never will.
+
+        Raises ``NoRoom`` once all have noted, and one had no room.
         """
         ...
 
@@ -88,16 +114,29 @@ class CheckpointStorage(Protocol):
         ...
 
 
+def low_room(folder: Path, parts: Sequence[Contribution]) -> str:
+    """Why ``folder`` may have no room for further checkpoints like that of ``parts``; "" if it has room."""
+    needed, free = sum(part.file.size for part in parts), checkpoints.free_bytes(folder)
+    if free >= FEW * needed:
+        return ""
+    return f"room for {free // needed} more of {byte_count(needed)}, {byte_count(free)} free in {folder}"
+
+
 def storage_of(spec: RunSpec) -> CheckpointStorage:
     """The storage of a worker of ``spec``."""
-    return SharedStorage(spec.out) if spec.spool is None else LocalStorage(Spool(spec.spool), host=host_name())
+    if spec.spool is None:
+        return SharedStorage(spec.out, spec.keep_checkpoints)
+    return LocalStorage(Spool(spec.spool), host=host_name())
 
 
 class SharedStorage:
-    """The run's folder ``out``, on a file system that all workers and the controller share."""
+    """The run's folder ``out``, on a file system that all workers and the controller share.
 
-    def __init__(self, out: Path) -> None:
-        self._out = out
+    ``keep``: which checkpoints stay when a new one comes.
+    """
+
+    def __init__(self, out: Path, keep: KeepCheckpoints = NEWEST_TWO) -> None:
+        self._out, self._keep = out, keep
         self._home = OutFolder.at(out)
 
     def check(self) -> None:
@@ -111,18 +150,44 @@ class SharedStorage:
         if leads:
             checkpoints.drop_older_drafts(at)
 
-    def contribute(self, at: Path, states: States, number: int = 0, count: int = 1) -> Contribution:
-        return checkpoints.contribute(at, states, number, count, make=self._home.make)
+    def contribute(self, at: Path, part: CheckpointPart, number: int = 0, count: int = 1) -> Contribution:
+        return checkpoints.contribute(at, part, number, count, make=self._home.make)
 
     def written(self, at: Path, file: Written) -> None:
         """Do nothing: the other workers see the file."""
 
     def publish(
         self, at: Path, position: Position, must_match: dict[str, Any], parts: Sequence[Contribution]
-    ) -> Path | None:
-        path = checkpoints.publish(at, position, must_match, parts)
-        checkpoints.drop_drafts(at.parent)
-        return path
+    ) -> Published:
+        for number in range(len(parts)):
+            (at / NOTE.format(number)).unlink(missing_ok=True)
+        before = checkpoints.complete(at.parent)
+        path = checkpoints.publish(at, position, must_match, parts, self._keep)
+        checkpoints.drop_drafts(at.parent, position.step)
+        dropped = sorted({*before} - {*checkpoints.complete(at.parent)})
+        return Published(path, tuple(map(checkpoints.step_of, dropped)), low_room(at.parent, parts))
+
+    def has(self, step: int) -> bool:
+        return checkpoints.of_step(self._out / "checkpoints", step).is_dir()
+
+    def newest(self) -> int | None:
+        steps = checkpoints.complete(self._out / "checkpoints")
+        return checkpoints.step_of(steps[-1]) if steps else None
+
+    def note(self, at: Path, number: int, share: Contribution | None, why: str = "") -> None:
+        with checkpoints.writing(at):
+            self._home.make(at)
+            tree = {"share": None if share is None else share.tree, "why": why}
+            atomic_write(at / NOTE.format(number), json.dumps(tree).encode())
+
+    def notes(self, at: Path, count: int) -> list[Contribution] | None:
+        try:
+            trees = [json.loads((at / NOTE.format(number)).read_bytes()) for number in range(count)]
+        except FileNotFoundError:
+            return None
+        if full := next((tree["why"] for tree in trees if tree["why"]), ""):
+            raise NoRoom(checkpoints.UNWRITABLE, full, "free space there")
+        return [Contribution.of(tree["share"]) for tree in trees]
 
     def load_newest(self, check: Check, agree: Agree) -> Found:
         return checkpoints.load_newest(self._out / "checkpoints", check, whole_parts=False)
@@ -165,9 +230,9 @@ class LocalStorage:
                 raise NoRoom("a checkpoint must find room", self._here(why), "see the network to the controller")
             time.sleep(LOOK_S)
 
-    def contribute(self, at: Path, states: States, number: int = 0, count: int = 1) -> Contribution:
+    def contribute(self, at: Path, part: CheckpointPart, number: int = 0, count: int = 1) -> Contribution:
         with self._naming_host():
-            return checkpoints.contribute(at, states, number, count)
+            return checkpoints.contribute(at, part, number, count)
 
     def written(self, at: Path, file: Written) -> None:
         with self._naming_host(), checkpoints.writing(at):
@@ -186,14 +251,28 @@ class LocalStorage:
 
     def publish(
         self, at: Path, position: Position, must_match: dict[str, Any], parts: Sequence[Contribution]
-    ) -> Path | None:
+    ) -> Published:
         content = checkpoints.sealed_state(position, must_match, parts)
         digest = hashlib.sha256(content).hexdigest()
         with self._naming_host(), checkpoints.writing(at):
             (at / checkpoints.STATE).write_bytes(content)
             sync(at / checkpoints.STATE)
             self._spool.hand_over(Ticket(self._writer, at.name, checkpoints.STATE, len(content), digest))
+        return Published(None)
+
+    def has(self, step: int) -> bool:
+        """True: the controller reports what did not become complete."""
+        return True
+
+    def newest(self) -> int | None:
+        """None: the controller knows."""
         return None
+
+    def note(self, at: Path, number: int, share: Contribution | None, why: str = "") -> None:
+        raise AssertionError("the writers of several files on several machines meet in a gather")
+
+    def notes(self, at: Path, count: int) -> list[Contribution] | None:
+        raise AssertionError("the writers of several files on several machines meet in a gather")
 
     def load_newest(self, check: Check, agree: Agree) -> Found:
         first: Damaged | None = None

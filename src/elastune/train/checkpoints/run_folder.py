@@ -10,8 +10,10 @@ import json
 import math
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ from elastune.core.run import Config, RunSpec, changed_settings
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.train.adaptation.adapter import Adapter
 from elastune.train.checkpoints import checkpoint as checkpoints
+from elastune.train.checkpoints.background import PendingCheckpoint, Published
 from elastune.train.checkpoints.checkpoint import NoRoom
+from elastune.train.checkpoints.checkpoint_part import CheckpointPart, HostBuffers
 from elastune.train.checkpoints.out_folder import OutFolder
 from elastune.train.checkpoints.place import storage_of
 from elastune.train.checkpoints.tree import Part, load_states, states_of
@@ -35,6 +39,8 @@ from elastune.train.training_state import TrainingState, shapes_of
 
 _BUFFERS = {"momentum": "momentum_buffer", "amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
 """Options of torch's optimizers, and the entry in a parameter's state that each of them causes."""
+LOST = "a worker was lost while it was written"
+PARTS_LIMIT_S = 10.0  # for other workers' parts of a checkpoint, as this worker leaves the run or goes back
 _WAITING = ("best", "num_bad_epochs", "cooldown_counter")  # the state of ReduceLROnPlateau between reductions
 
 
@@ -72,16 +78,29 @@ class RunFolder:
         self._storage = storage_of(spec)
         self._out_folder = OutFolder.at(spec.out)
         self._nth = (-1, 0)  # the view of the newest checkpoint, and its number in that view
+        self._buffers = HostBuffers()
+        self._pending: PendingCheckpoint | None = None
+        self._begun = (-1, False)  # the step of the checkpoint that threads write, and whether this worker publishes it
+        self._others_publish = False  # the one before was published by a worker of another rank, maybe only just now
+        self._full = ""  # why this worker could not write its part of the checkpoint before
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def save(self, trained: TrainingState) -> None:
-        """Write a checkpoint, even if workers are lost meanwhile.
-
-        If the disk is full, report it and keep the older ones.
+    def save(self, trained: TrainingState, *, wait: bool = True) -> None:
+        """Write a checkpoint, after the one before it. If the disk is full, report it and keep the older ones.
 
         Every member must call this, between steps.
+
+        Args:
+            trained: The state.
+            wait: Return once the checkpoint is complete, even if workers are lost meanwhile. If not, return once the
+                state is copied, and let a thread write it: if a worker is lost meanwhile, the one before may stay the
+                newest.
         """
+        self.settle(trained)
+        if not wait and (self._spec.spool is None or not trained.in_shares or self._workers.size == 1):
+            self._begin(trained)
+            return
         settled = False
         while True:
             at = self._storage.draft(self._next_name())
@@ -90,13 +109,12 @@ class RunFolder:
                 if shares is None:
                     continue
                 if self._workers.rank == 0 and not settled:
-                    path = self._storage.publish(at, self._progress.position, self._described(), shares)
-                    if path is not None:
-                        self._send(Checkpointed(self._progress.position.step, str(path)))
+                    published = self._storage.publish(at, self._progress.position, self._described(), shares)
+                    self._report(self._progress.position.step, published)
             except NoRoom as full:
                 checkpoints.give_up(at)
                 if self._workers.rank == 0:
-                    self._send(CheckpointFailed(self._progress.position.step, str(full.value)))
+                    self._report_failure(self._progress.position.step, str(full.value))
             except UserError:
                 self._storage.check()  # if the folder is gone, that is the error to report
                 raise
@@ -105,6 +123,114 @@ class RunFolder:
                 return
             if any(done for (done,) in self._workers.gather([float(settled)], "a checkpoint")):
                 return
+
+    def _begin(self, trained: TrainingState) -> None:
+        """Copy this worker's part of a checkpoint, and let a thread write it."""
+        workers, storage = self._workers, self._storage
+        rank, size = (workers.rank, workers.size) if trained.in_shares else (0, 1)
+        at, position = storage.draft(self._next_name()), self._progress.position
+        self._begun = position.step, workers.rank == 0
+        if workers.rank != rank:  # rank 0 writes all of it
+            if trained.replica.gathers:
+                trained.written(0)  # a collective operation of all workers
+            return
+        part = self._buffers.copy(
+            CheckpointPart.of(trained.written(rank) | (states_of(self._parts) if rank == 0 else {}))
+        )
+        described = self._described() if rank == 0 else {}
+        leads, shares = rank == 0 and not self._others_publish, list[checkpoints.Contribution]()
+
+        def write() -> None:
+            try:
+                storage.make_room(at, leads=leads)
+                shares.append(storage.contribute(at, part, rank, size))
+                if size == 1:
+                    storage.written(at, shares[0].file)
+                else:
+                    storage.note(at, rank, shares[0])
+            except NoRoom as full:
+                if size > 1:
+                    with suppress(UserError):  # without room for the note, too: all hear of it when they settle
+                        storage.note(at, rank, None, str(full.value))
+                raise
+
+        def publish() -> Published | None:
+            parts = shares if size == 1 else storage.notes(at, size)
+            return None if parts is None else storage.publish(at, position, described, parts)
+
+        self._pending = PendingCheckpoint(position.step, at, write, publish if rank == 0 else None)
+
+    def look(self) -> None:
+        """Report a checkpoint that a thread has completed, or has failed to write. Raises ``UserError`` as ``save``."""
+        if self._pending is not None and self._pending.done:
+            self._conclude()
+
+    def settle(self, trained: TrainingState) -> None:
+        """Wait for the checkpoint that threads write, and report it.
+
+        Every member must call this, between steps. Raises ``UserError`` as ``save``.
+        """
+        workers, pending = self._workers, self._pending
+        together = workers.size > 1 and (workers.elastic or trained.in_shares)
+        if pending is not None and (pending.publishes and not trained.in_shares):
+            self._conclude()
+        elif pending is not None:
+            pending.wait_written()
+        rows: list[list[Any]] = []
+        if together:  # from here on no member writes, and what is missing will not come
+            nth = self._nth[1] if self._nth[0] == workers.view else -1
+            error = None if pending is None else pending.error
+            full = str(error.value) if isinstance(error, NoRoom) else self._full
+            row = json.dumps([nth, *self._begun, full]).encode()
+            rows = [json.loads(row) for row in workers.gather_bytes(row, "the checkpoint before")]
+            self._nth = workers.view, max(nth for nth, *_ in rows)
+        if self._pending is not None:
+            self._conclude(next((full for *_, full in rows if full), ""))
+        self._others_publish = any(publishes for at, (*_, publishes, _) in enumerate(rows) if at != workers.rank)
+        begun = max((step for _, step, *_ in rows), default=-1)
+        orphaned = begun >= 0 and not any(publishes for *_, publishes, _ in rows)
+        if orphaned and workers.rank == 0 and not self._storage.has(begun):
+            self._report_failure(begun, LOST)
+        self._begun, self._full = (-1, False), ""
+
+    def abandon(self) -> None:
+        """Let the thread end, as this worker leaves the run or goes back. It raises nothing."""
+        if self._pending is None:
+            return
+        self._pending.wait_written()
+        self._pending.wait(PARTS_LIMIT_S)
+        try:
+            self._conclude()
+        except UserError as error:
+            print(f"elastune: {error}", file=sys.stderr)
+
+    def _conclude(self, full: str = "") -> None:
+        """Report how the pending checkpoint ended. ``full``: why another worker could not write its part."""
+        pending, self._pending = self._pending, None
+        assert pending is not None
+        pending.conclude()
+        error = pending.error
+        if isinstance(error, NoRoom):
+            self._full = str(error.value)
+            full = full or self._full
+        elif isinstance(error, UserError):
+            self._storage.check()  # if the folder is gone, that is the error to report
+        if error is not None and not isinstance(error, NoRoom):
+            raise error
+        if not pending.publishes:
+            return
+        if pending.published is not None:
+            self._report(pending.step, pending.published)
+        else:
+            checkpoints.give_up(pending.at)
+            self._report_failure(pending.step, full or LOST)
+
+    def _report(self, step: int, published: Published) -> None:
+        if published.path is not None:  # else the controller reports it
+            self._send(Checkpointed(step, str(published.path), list(published.dropped), published.low))
+
+    def _report_failure(self, step: int, why: str) -> None:
+        self._send(CheckpointFailed(step, why, self._storage.newest()))
 
     def keep_best(self, metric: str) -> bool:
         """Keep the checkpoint of this step as the best by ``metric``, even if workers are lost meanwhile.
@@ -140,17 +266,17 @@ class RunFolder:
             if trained.replica.gathers:
                 trained.written(0)  # a collective operation of all workers
             return []
-        states = trained.written(rank) | (states_of(self._parts) if rank == 0 else {})
+        part = CheckpointPart.of(trained.written(rank) | (states_of(self._parts) if rank == 0 else {}))
         if size == 1:
             self._storage.make_room(at, leads=True)
-            alone = self._storage.contribute(at, states)
+            alone = self._storage.contribute(at, part)
             self._storage.written(at, alone.file)
             return [alone]
         tree: dict[str, Any] = {}
         full = ""
         try:
             self._storage.make_room(at, leads=rank == 0)
-            share = self._storage.contribute(at, states, rank, size)
+            share = self._storage.contribute(at, part, rank, size)
             tree = share.tree
         except NoRoom as error:
             full = str(error.value)

@@ -16,8 +16,7 @@ from elastune.core.layout import ParamBlock, Segment, Split, Unrecoverable
 from elastune.core.run import Config, RunSpec, derive
 from elastune.elastic.wire.view import View
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.elastic.worker.reconcile import OpenRound
-from elastune.elastic.worker.state_transfer import Packed
+from elastune.elastic.worker.recovery import OpenRound, Packed
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms.base import Replica, flatten, unflatten
@@ -323,11 +322,24 @@ class RunState:
         if self.trained is not None:
             self.trained.replica.gather()
 
-    def save(self) -> None:
-        """Write a checkpoint. Every member must call this, between steps."""
+    def save(self, *, wait: bool = True) -> None:
+        """Write a checkpoint; see ``RunFolder.save``. Every member must call this, between steps."""
         if self.trained is not None and self.workers.synchronised:
             self.average_buffers()
-            self._folder.save(self.trained)
+            self._folder.save(self.trained, wait=wait)
+
+    def look(self) -> None:
+        """Report a checkpoint that a thread has completed, or has failed to write; see ``RunFolder.look``."""
+        self._folder.look()
+
+    def settle(self) -> None:
+        """Wait for the checkpoint that threads write. Every member must call this, between steps."""
+        if self.trained is not None and self.workers.synchronised:
+            self._folder.settle(self.trained)
+
+    def abandon(self) -> None:
+        """Let the thread that writes a checkpoint end: this worker leaves the run, or goes back."""
+        self._folder.abandon()
 
     def reduced(self, sync: Sync) -> None:
         """Take in the workers' sums of a step."""
@@ -387,6 +399,8 @@ class RunState:
         self.workers.layers_found(self.layers)
         self._report_division()
         goes_on = self._spec.resume or self.workers.restart_from_checkpoint
+        if self.workers.restart_from_checkpoint:  # survivors may have been writing the newest one until now
+            self.workers.gather([], "the checkpoints that are complete")
         name = self._folder.load_newest(self.trained) if goes_on else ""
         inherits = not name and self._folder.inherit(self.trained)
         self._adapter.routing.reload(self.trained)

@@ -63,9 +63,12 @@ def states_of(parts: Sequence[Part]) -> States:
 def load_states(parts: Sequence[Part], states: Mapping[str, Any], source: str) -> None:
     """Load each of ``parts``, in order.
 
-    Raises ``UserError`` if a state, from ``source``, is missing or does not fit.
+    Raises ``UserError`` if a state, from ``source``, is missing or does not fit. States of earlier versions may lack
+    parts that are ``optional``.
     """
     for part in parts:
+        if part.name not in states and getattr(part, "optional", False):
+            continue
         try:
             part.load_state_dict(states[part.name])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:

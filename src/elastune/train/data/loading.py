@@ -5,9 +5,10 @@ A sampler draws once an epoch from random streams that follow from the run's see
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -34,7 +35,7 @@ _SELECTED = (
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How samples are loaded: torch's DataLoader options."""
+    """How samples are loaded: torch's DataLoader options. ``kept``: the processes of earlier passes."""
 
     collate_fn: Callable[[list[Any]], Any] | None = None
     loader_workers: int = 0
@@ -43,6 +44,7 @@ class LoaderOptions:
     timeout_s: float = 0.0
     worker_init_fn: Callable[[int], None] | None = None
     context: Any = None
+    kept: KeptProcesses | None = field(default=None, compare=False)
 
 
 def check_dataset(dataset: Any, batch_size: Any) -> None:
@@ -89,18 +91,110 @@ def fetch(dataset: Any, indices: Iterator[list[int]], loading: LoaderOptions, se
     if whole_batches(dataset, loading):
         yield from fetch_whole(dataset, (torch.tensor(batch, dtype=torch.int64) for batch in indices))
         return
-    loader: DataLoader[Any] = DataLoader(
-        SeededSamples(dataset, seed, epoch),
-        batch_sampler=indices,
-        collate_fn=loading.collate_fn,
-        num_workers=loading.loader_workers,
-        pin_memory=loading.pin_memory,
-        prefetch_factor=loading.prefetch_factor if loading.loader_workers else None,
-        timeout=loading.timeout_s,
-        worker_init_fn=loading.worker_init_fn,
-        multiprocessing_context=loading.context if loading.loader_workers else None,
-    )
-    yield from loader
+    if loading.kept is not None and not loading.kept.busy:
+        yield from loading.kept.fetch(dataset, indices, loading, seed, epoch)
+        return
+    yield from DataLoader(SeededSamples(dataset, seed, epoch), batch_sampler=indices, **_options(loading))
+
+
+def _options(loading: LoaderOptions) -> dict[str, Any]:
+    """The options of torch's ``DataLoader`` for ``loading``."""
+    return {
+        "collate_fn": loading.collate_fn,
+        "num_workers": loading.loader_workers,
+        "pin_memory": loading.pin_memory,
+        "prefetch_factor": loading.prefetch_factor if loading.loader_workers else None,
+        "timeout": loading.timeout_s,
+        "worker_init_fn": loading.worker_init_fn,
+        "multiprocessing_context": loading.context if loading.loader_workers else None,
+    }
+
+
+# --- loading processes that stay from pass to pass ---
+
+
+class KeptProcesses:
+    """The loading processes of a program's ``DataLoader`` with ``persistent_workers=True``.
+
+    They hold the data set as it was when they started, as torch's do. Order and epoch come with each batch of indices,
+    so no pass gets those of an earlier one.
+
+    Attributes:
+        busy: Whether a pass loads from them.
+    """
+
+    def __init__(self) -> None:
+        self.busy = False
+        self._requests = _Requests()
+        self._loader: DataLoader[Any] | None = None
+
+    def fetch(
+        self, dataset: Any, indices: Iterator[list[int]], loading: LoaderOptions, seed: int, epoch: int
+    ) -> Iterator[Any]:
+        """The collated samples of each list of indices."""
+        order = dataset.order if isinstance(dataset, Drawn) else None
+        self._requests.coming = ((epoch, each, each if order is None else order[each].tolist()) for each in indices)
+        if self._loader is None:
+            held = dataset.dataset if order is not None else dataset
+            # A generator of its own: torch draws a number where processes start, which only some passes do.
+            options: dict[str, Any] = {"persistent_workers": True, "generator": torch.Generator().manual_seed(seed)}
+            self._loader = DataLoader(
+                _SamplesOfEpochs(held, seed), batch_sampler=self._requests, **_options(loading), **options
+            )
+        self.busy = True
+        try:
+            yield from self._loader
+        finally:
+            self.busy = False
+
+
+_Request = tuple[int, list[int], list[int]]  # an epoch, places in its pass, and the samples there
+_KEPT: weakref.WeakKeyDictionary[DataLoader[Any], KeptProcesses] = weakref.WeakKeyDictionary()
+
+
+def kept_processes(loader: DataLoader[Any]) -> KeptProcesses | None:
+    """The processes that belong to a program's ``loader``; None where it wants none that stay."""
+    if not loader.num_workers or not loader.persistent_workers:
+        return None
+    return _KEPT.setdefault(loader, KeptProcesses())
+
+
+class _Requests:
+    """Stands for a batch sampler: the requests of the present pass."""
+
+    coming: Iterator[_Request] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.coming
+
+
+class _SamplesOfEpochs(Dataset[Any]):
+    """The samples of a data set in any epoch, as ``SeededSamples`` reads them."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self._samples = _AtPlaces(dataset)
+        self._seeded = SeededSamples(self._samples, seed, 0)
+
+    def __getitems__(self, request: _Request) -> list[Any]:
+        epoch, places, indices = request
+        if epoch != self._seeded.epoch:
+            self._seeded = SeededSamples(self._samples, self._seeded.seed, epoch)
+        self._samples.index_of = dict(zip(places, indices, strict=True))
+        return self._seeded.__getitems__(places)
+
+
+class _AtPlaces(Dataset[Any]):
+    """The samples of a data set by their places in a pass."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.index_of: dict[int, int] = {}
+
+    def __getitem__(self, place: int) -> Any:
+        return self._dataset[self.index_of[place]]
+
+
+# --- batches on a device, and the order of samplers ---
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -21,8 +21,9 @@ because the learner in the seventh number was left out of these steps."""
 class SampleLog:
     """Joins the steps that one worker completed in one view to records of used samples, and sends them.
 
-    It is a part of a run's state. A worker that takes over another one's state reports the steps that the other had not
-    reported yet: no other worker may know of them. Reported twice counts once (``report.sample_ledger``).
+    It is a part of a run's state. A worker that takes over another one's state reports, in the other's name, the steps
+    that the other had not reported yet: no other worker may know of them. Reported twice counts once
+    (``report.sample_ledger``).
     """
 
     name: ClassVar[str] = "claims"
@@ -38,7 +39,7 @@ class SampleLog:
         open_, last = self._open, at.step + steps
         if (
             open_ is not None
-            and (open_.version, open_.epoch, open_.length) == (view, at.epoch, length)
+            and (open_.worker, open_.version, open_.epoch, open_.length) == (self._worker, view, at.epoch, length)
             and (self._stop, self._last) == (at.offset, at.step)
         ):
             self._stop, self._last = at.offset + size, last
@@ -107,7 +108,7 @@ class SampleLog:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         fields = state["open"]
-        self._open = None if fields is None else StepsCompleted(**{**fields, "worker": self._worker})
+        self._open = None if fields is None else StepsCompleted(**fields)
         if self._open is not None:
             self._stop, self._last = self._open.stop, self._open.last_step
 

@@ -2,11 +2,12 @@
 
 ``DataRequest`` checks the options of ``session.batches``. A ``StepSource`` visits the samples in an order that
 depends on no worker. ``plan_steps`` and ``plan_rounds`` cut it into each worker's part of the next global batches.
+``Batches`` is what the program's loop iterates over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,10 +26,11 @@ from torch.utils.data import (
     default_collate,
 )
 
-from elastune.core.batch_slices import BatchSlice, apart, contributors, places_of_learner, shares, slices_of_round
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings, Position, derive
+from elastune.core.slots import BatchSlice, apart, contributors, places_of_learner, shares, slices_of_round
 from elastune.core.sync_plan import SyncPlan
+from elastune.train.data.divided import DividedSource, StreamPositions
 from elastune.train.data.fingerprint import PRIME
 from elastune.train.data.loading import (
     MOST_DRAWN,
@@ -38,10 +40,12 @@ from elastune.train.data.loading import (
     drawn,
     fetch,
     fetch_whole,
+    kept_processes,
     own_generator,
     sampler_stream,
     whole_batches,
 )
+from elastune.train.data.parts import Division, division_of
 from elastune.train.data.stream import StreamSource
 from elastune.train.rng import epoch_order, seed_everything, streams_kept
 
@@ -77,12 +81,25 @@ class DataRequest:
         """Whether the data are a stream, whose length is unknown."""
         return isinstance(self.dataset, IterableDataset)
 
-    def source(self, seed: int) -> Callable[[int], StepSource]:
-        """A function that makes the source of an epoch's training pass, by the epoch's number."""
+    def source(self, seed: int, positions: StreamPositions | None = None) -> Callable[[int], StepSource]:
+        """A function that makes the source of an epoch's training pass, by the epoch's number.
+
+        Args:
+            seed: The run's seed.
+            positions: How far the parts of a stream were read; None: the stream is not divided.
+        """
+        division: Division | str = ""
+        if positions is not None and self.streams:
+            division = division_of(self.dataset, positions.slots)
+            positions.say(division if isinstance(division, str) else division.price)
 
         def source_of_epoch(epoch: int) -> StepSource:
             if self.streams:
                 last, loading = self.drop_last, self.loading
+                if positions is not None and isinstance(division, Division):
+                    opened = division.open_part
+                    options: dict[str, Any] = {"drop_last": last, "loading": loading}
+                    return DividedSource(self.dataset, opened, positions, seed, epoch, turns=self.turns, **options)
                 return StreamSource(self.dataset, seed, epoch, drop_last=last, loading=loading, turns=self.turns)
             if self.batch_sampler is not None:
                 sampler, size = self.batch_sampler, self.batch_size
@@ -170,6 +187,7 @@ def _of_loader(loader: DataLoader[Any], seed: int) -> DataRequest:
         timeout_s=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
         context=loader.multiprocessing_context,
+        kept=kept_processes(loader),
     )
     if not plain:
         return DataRequest(loader.dataset, size, False, None, False, loading, batch_sampler=batches)
@@ -539,3 +557,28 @@ def _places_of(
 ) -> list[range]:
     places = places_of_learner(sizes, execution.num_slots, learners, learner, execution.mode, least)
     return [range(start + samples.start, start + samples.stop) for samples in places]
+
+
+class Batches(Iterator[Any]):
+    """The batches of one pass, as the program's loop draws them: the loop may be left, and begun once.
+
+    Its length is the number of global batches in the epoch, whatever the number of slots and workers: the plain
+    loader's length.
+    """
+
+    def __init__(self, batches: Generator[Any, None, None], count: Callable[[], int | None]) -> None:
+        """``count`` returns the number of global batches; None: it is not known, as of a stream."""
+        self._batches, self._count = batches, count
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Leave the loop, as a ``break`` does."""
+        self._batches.close()
+
+    def __len__(self) -> int:
+        count = self._count()
+        if count is None:
+            raise TypeError("the length of a stream is not known: end its loop by --max-steps or session.stop")
+        return count

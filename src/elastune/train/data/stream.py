@@ -1,7 +1,7 @@
 """A pass through a stream: an ``IterableDataset`` of unknown length.
 
-Every worker reads the whole stream and takes the items of its slots. An item is named by its position in the epoch,
-counted from 0. Damaged tar files, as WebDataset reads them, are reported by name.
+Every worker reads the whole stream and takes the items of its slots; ``divided.py`` has streams that can be divided. An
+item is named by its position in the epoch, counted from 0. Damaged tar files of WebDataset's are reported by name.
 """
 
 from __future__ import annotations

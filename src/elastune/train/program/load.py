@@ -16,6 +16,7 @@ import random
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import traceback
 import warnings
@@ -29,21 +30,88 @@ from types import CodeType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from elastune.adapt.policies.base import Policy
+from elastune.core.command import PROVIDED, TrainingCommand
 from elastune.core.errors import UserError
 from elastune.core.run import Config, Program, derive
 from elastune.train.program.arguments import ProgramArguments, read_in_function
+from elastune.train.program.command import read_space
 from elastune.train.program.errors import cause_of
-from elastune.train.program.launchers import launchers_refused, line_of_user
 from elastune.train.program.source import bound, used_by_training
 
 if TYPE_CHECKING:
     from elastune.train.session import Session
 
+
+# Refuses what starts or joins other processes in a program: elastune does both.
+
+_OURS = Path(__file__).parents[2]
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@contextmanager
+def launchers_refused() -> Iterator[None]:
+    """Refuse ``init_process_group`` and ``DistributedDataParallel`` of the user's own lines while the block runs.
+
+    Calls by elastune and installed packages stay as they are, and a wrapper over a ``process_group`` of the program's
+    own. Without torch in this process there is nothing to do.
+
+    Raises:
+        UserError: For such a line, which it names.
+    """
+    if "torch" not in sys.modules:
+        yield
+        return
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    places: list[tuple[Any, str, str, str]] = [
+        (dist, "init_process_group", "init_process_group", "remove the call: the workers have their group already"),
+        (
+            DistributedDataParallel,
+            "__init__",
+            "DistributedDataParallel",
+            "give session.prepare the model itself, and remove the wrapper",
+        ),
+    ]
+    if hasattr(dist, "distributed_c10d"):
+        places.append((dist.distributed_c10d, *places[0][1:]))
+    kept = [(home, name, getattr(home, name)) for home, name, _, _ in places]
+    for (home, name, rule, fix), (_, _, call) in zip(places, kept, strict=True):
+        setattr(home, name, _refusing(call, rule, fix))
+    try:
+        yield
+    finally:
+        for home, name, call in kept:
+            setattr(home, name, call)
+
+
+def _refusing(call: Callable[..., Any], broken_rule: str, fix: str) -> Callable[..., Any]:
+    @wraps(call)
+    def refuse(*args: Any, **options: Any) -> Any:
+        if options.get("process_group") is not None:  # beside the training, on a group that the program has made
+            return call(*args, **options)
+        line = line_of_user(sys._getframe(1).f_code.co_filename, sys._getframe(1).f_lineno)
+        if line:
+            rule = "elastune starts the workers and sums their gradients, so a program must do neither"
+            raise UserError(rule, f"{broken_rule} at {line}", fix)
+        return call(*args, **options)
+
+    return refuse
+
+
+def line_of_user(file: str, line: int) -> str:
+    """``train.py:12`` for a line of the user's own file; "" for one of elastune, Python or an installed package."""
+    path = Path(file)
+    standard = {Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib")}
+    if file.startswith("<") or any(part in _INSTALLED for part in path.parts):
+        return ""
+    return "" if {_OURS, *standard} & {*path.parents} else f"{path.name}:{line}"
+
+
 ADAPTERS = "elastune.adapters"
 FOLDER = "ELASTUNE_WATCH_WRITES"  # the environment variable for the folder of records of written files
 NO_FILES = ("/proc/", "/sys/", "/dev/")  # each process has its own there, or nothing is kept
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-
 Surrogate = Callable[[Config, int], Iterable[tuple[float, Mapping[str, float]]]]
 
 
@@ -101,10 +169,16 @@ def load(program: Program, seed: int = 0, settings: Mapping[str, Any] = MappingP
         SystemExit: Its parser has printed a help text.
     """
     path = program.path.resolve()
+    if program.command is not None and path.suffix != ".py":
+        space_file = read_space(path)
+        config = _with_placeholders(program.command, space_file.constants)
+        return LoadedProgram(_trains_by_command, space_file.space, space_file.objectives, config)
     arguments = ProgramArguments(path, program.arguments, settings)
     _seed_import(derive(seed, "import"))
     with arguments.watched(), launchers_refused():
         module = _import(path, arguments, program.train)
+    if program.command is not None:
+        return _loaded_for_command(module, program.command)
     if not arguments.config:
         read_in_function(arguments, module, path, program.train)
     train, space, surrogate = (getattr(module, name, None) for name in (program.train, "space", "surrogate"))
@@ -130,6 +204,27 @@ def load(program: Program, seed: int = 0, settings: Mapping[str, Any] = MappingP
     parts = _objectives(module), config, _policies(module), surrogate, trains
     views, constraints = getattr(module, "views", None), _constraints(module)
     return LoadedProgram(train, space, *parts, views=views, constraints=constraints, arguments=arguments)
+
+
+def _loaded_for_command(module: ModuleType, command: TrainingCommand) -> LoadedProgram:
+    """The search space of a command, from a Python file."""
+    space = getattr(module, "space", None)
+    if not callable(space):
+        rule = "the file of --space must define space(trial)"
+        raise UserError(rule, module.__file__, "def space(trial): return {'lr': trial.suggest_float('lr', ...)}")
+    config = _with_placeholders(command, _config(module))
+    return LoadedProgram(_trains_by_command, space, _objectives(module), config, constraints=_constraints(module))
+
+
+def _with_placeholders(command: TrainingCommand, config: Config) -> Config:
+    """``config``, and None for each placeholder to which the space or ``--set`` must give a value."""
+    names = [name for name in command.placeholders if name not in PROVIDED]
+    names += ["batch_size"] if "batch_per_worker" in command.placeholders else []
+    return {**dict.fromkeys(names), **config}
+
+
+def _trains_by_command(session: Any) -> None:
+    raise UserError("a command trains in processes of its own", "train(session)", "use elastune tune --command")
 
 
 def _started(train: Callable[[Any], None], arguments: ProgramArguments) -> Callable[[Any], None]:
@@ -288,8 +383,6 @@ def _config(module: ModuleType) -> Config:
 
 
 # --- settings ---
-
-
 def merge(config: Config, changes: Config) -> Config:
     """Return ``config`` with ``changes``.
 
@@ -346,8 +439,6 @@ def _set_nested(config: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 # --- the session of the running program ---
-
-
 def current_session() -> Session:
     """Return the session of the run that this code is part of.
 
@@ -417,8 +508,6 @@ def _newest() -> _Entered:
 
 
 # --- scripts with a main() that use an adapter ---
-
-
 def training_of(module: ModuleType, path: Path, arguments: ProgramArguments) -> Callable[[Any], None] | None:
     """The ``main()`` of a file that uses an adapter, as a training function; None for any other file.
 
@@ -471,8 +560,6 @@ def _takes_nothing(main: Callable[..., Any]) -> bool:
 
 
 # --- files that a program writes ---
-
-
 def watched(train: Callable[[Any], None], program: Path, folder: Path) -> Callable[[Any], None]:
     """``train``, with a record of the files that it writes, in one file of ``folder`` for each worker."""
 
@@ -544,8 +631,6 @@ def _writes(mode: Any, flags: Any) -> bool:
 
 
 # --- undoing what a program does to the process ---
-
-
 @contextmanager
 def process_restored() -> Iterator[None]:
     """Undo what the user's code does to the process that it runs in.

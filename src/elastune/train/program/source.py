@@ -20,6 +20,7 @@ from pathlib import Path
 
 from elastune.core.errors import UserError
 from elastune.core.run import Program, ProgramSource
+from elastune.train.program.command import files_of
 
 DIGITS = 8
 MOST_MODULES = 500
@@ -151,6 +152,8 @@ def _first_line(kept: str, part: _Part) -> int:
 def _read(program: Program, modules: Collection[str] | None) -> _Files:
     """The parts of the program's file, then those of its modules. Empty if the program cannot be read."""
     path = program.path.resolve()
+    if program.command is not None:
+        return {str(file): _parts_of_module(file, parses=True, main=True) for file in files_of(program.command)}
     try:
         tree = without_docstrings(ast.parse(path.read_bytes()))
     except (OSError, SyntaxError, ValueError, RecursionError):  # loading the program reports the error
@@ -251,7 +254,7 @@ def _name_of(file: str) -> str:
     return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def _parts_of_module(path: Path, *, parses: bool) -> dict[str, _Part]:
+def _parts_of_module(path: Path, *, parses: bool, main: bool = False) -> dict[str, _Part]:
     try:
         content = path.read_bytes()
     except OSError:
@@ -259,7 +262,7 @@ def _parts_of_module(path: Path, *, parses: bool) -> dict[str, _Part]:
     if parses:
         with suppress(SyntaxError, ValueError, RecursionError):
             tree = without_docstrings(ast.parse(content))
-            return _parts([each for each in tree.body if not is_main(each)])
+            return _parts([each for each in tree.body if main or not is_main(each)])
     return {"the file": _Part((hashlib.sha256(content).hexdigest()[:DIGITS],), (1,))}
 
 
@@ -296,6 +299,8 @@ def program_digest(program: Program) -> str:
     search space, the objectives, docstrings and ``__main__`` do not count. The program's own arguments count where
     something else than ``argparse`` reads them: what that returns are settings.
     """
+    if program.command is not None:
+        return hashlib.sha256(repr((program.command.to_json(), source_of(program))).encode()).hexdigest()
     tree = without_docstrings(ast.parse(program.path.read_bytes()))
     used = used_by_training(tree, program.train)
     text = "\n".join(ast.unparse(statement) for statement in used)
@@ -456,7 +461,7 @@ def reported_metrics(program: Program) -> set[str] | None:
     user's, or an adapter, may report too.
     """
     sources = source_of(program)
-    if len(sources) != 1:
+    if program.command is not None or len(sources) != 1:
         return None
     tree = ast.parse(program.path.read_bytes())
     imported = _names_of_imports(tree.body, "") | {

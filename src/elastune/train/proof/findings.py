@@ -2,20 +2,77 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from elastune.train.program.source import of_workers, unseeded
-from elastune.train.proof import lines
 from elastune.train.proof.compare import (
+    BATCH_NORM,
+    DROPOUT,
+    SCHEDULE,
+    RunRecord,
     SlotsExplained,
     StepDifference,
+    StepRecord,
     changed_variables,
     explain_slots,
     first_difference,
 )
-from elastune.train.proof.records import BATCH_NORM, DROPOUT, SCHEDULE, RunRecord, StepRecord
+
+# Lines of a program that may make its runs differ, by their syntax: candidates for a difference that was seen.
+
+_SCHEDULERS = {"ReduceLROnPlateau", "LambdaLR", "SequentialLR"}
+_SPLITS = ("random_split", "train_test_split", "randperm", "permutation", "shuffle")
+_SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed")
+
+
+def schedulers(text: str) -> list[int]:
+    """The lines that make a learning-rate scheduler."""
+    return [call.lineno for call in _calls(text) if (name := _last(call)).endswith("LR") or name in _SCHEDULERS]
+
+
+def splits(text: str) -> list[int]:
+    """The lines that divide or shuffle data at random."""
+    return [call.lineno for call in _calls(text) if _last(call) in _SPLITS]
+
+
+def seeds(text: str) -> list[int]:
+    """The lines that seed a random stream."""
+    return [call.lineno for call in _calls(text) if _last(call) in _SEEDS]
+
+
+def distributed_samplers(text: str) -> list[int]:
+    """The lines that make a ``DistributedSampler``, which pads the data of an evaluation."""
+    return [call.lineno for call in _calls(text) if _last(call) == "DistributedSampler"]
+
+
+def counters(text: str) -> list[int]:
+    """The lines in loops that change a name by its own value, or under a comparison: counters and best-so-far."""
+    lines: set[int] = set()
+    for loop in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.For | ast.While)):
+        for node in ast.walk(loop):
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name | ast.Attribute):
+                lines.add(node.lineno)
+            elif isinstance(node, ast.If) and any(isinstance(each, ast.Compare) for each in ast.walk(node.test)):
+                tested = {each.id for each in ast.walk(node.test) if isinstance(each, ast.Name)}
+                lines |= {each.lineno for each in node.body if isinstance(each, ast.Assign) and tested & _stored(each)}
+    return sorted(lines)
+
+
+def _stored(statement: ast.Assign) -> set[str]:
+    return {each.id for target in statement.targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+
+
+def _calls(text: str) -> Iterator[ast.Call]:
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    return iter(sorted(calls, key=lambda call: call.lineno))
+
+
+def _last(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[2]
+
 
 PAGE = "docs/programs.md#what-elastune-check-finds"
 MOST_LINES = 6
@@ -116,8 +173,6 @@ def judge(text: str, runs: RunsOfCheck) -> Iterator[TrainingProblem]:
 
 
 # --- a fresh process ---
-
-
 def _random(text: str, one: ShortRun, again: ShortRun | str) -> TrainingProblem:
     fix = "Draw from the generators of torch, numpy and Python, which the run seeds, or seed yours by session.seed"
     if isinstance(again, str):
@@ -144,8 +199,6 @@ def _first(apart: StepDifference) -> str:
 
 
 # --- one pass a batch, and slots ---
-
-
 def _of_slots(one: ShortRun, runs: RunsOfCheck) -> Iterator[TrainingProblem]:
     whole = runs.whole
     if runs.num_slots == 1:
@@ -246,8 +299,6 @@ def _steps_alike(whole: ShortRun, one: ShortRun) -> bool:
 
 
 # --- several workers ---
-
-
 def _of_workers(
     text: str, one: ShortRun, again: ShortRun, runs: RunsOfCheck, *, repeats: bool
 ) -> Iterator[TrainingProblem]:
@@ -282,9 +333,9 @@ def _other_weights(text: str, one: ShortRun, two: ShortRun) -> TrainingProblem:
             )
         ratio = sum(theirs.losses) / sum(mine.losses) if sum(mine.losses) else float("nan")
         finding = f"{finding}: in step {apart.step} the loss of {worker} is {ratio:.4g} times as large"
-        where = {*of_workers(text), *lines.seeds(text)}
+        where = {*of_workers(text), *seeds(text)}
         return TrainingProblem("workers", tuple(sorted(where)), finding, fix)
-    where = {*of_workers(text), *lines.seeds(text)}
+    where = {*of_workers(text), *seeds(text)}
     return TrainingProblem("workers", tuple(sorted(where)), f"{finding}: {_first(apart)}", fix)
 
 
@@ -297,7 +348,7 @@ def _of_metrics(text: str, one: ShortRun, again: ShortRun, two: ShortRun) -> Ite
             if first[name] == second.get(name) and first[name] != other.get(name):
                 named.add(name)
                 finding = f"the metric {name!r} is {first[name]:g} on one worker, {other.get(name)} on two"
-                padded = lines.distributed_samplers(text)
+                padded = distributed_samplers(text)
                 fix = "Add it up over workers by session.sum or session.mean, and report that"
                 if padded:
                     fix = "Give session.batches(train=False) the data set itself: a DistributedSampler pads it"
@@ -305,8 +356,6 @@ def _of_metrics(text: str, one: ShortRun, again: ShortRun, two: ShortRun) -> Ite
 
 
 # --- cut and resumed ---
-
-
 def _of_resume(text: str, one: ShortRun, again: ShortRun, runs: RunsOfCheck) -> Iterator[TrainingProblem]:
     resumed = runs.resumed
     if isinstance(resumed, str):
@@ -323,11 +372,11 @@ def _of_resume(text: str, one: ShortRun, again: ShortRun, runs: RunsOfCheck) -> 
         if any(name.endswith(SCHEDULE) for name in changed):
             fix = "Give the scheduler to session.prepare(model, optimizer, scheduler)"
             finding = f"a resumed run begins its learning-rate scheduler anew: {names}"
-            yield TrainingProblem("resume", tuple(lines.schedulers(text)), finding, fix)
+            yield TrainingProblem("resume", tuple(schedulers(text)), finding, fix)
         elif changed:
             fix = "If it decides something, give it to session.track"
             finding = f"a resumed run begins variables of the program anew: {names}"
-            yield TrainingProblem("variables", tuple(lines.counters(text)), finding, fix, note=True)
+            yield TrainingProblem("variables", tuple(counters(text)), finding, fix, note=True)
         return
     what = "" if apart is None else apart.what
     detail = "buffers or the optimizer's state differ" if apart is None else _first(apart)
@@ -335,11 +384,11 @@ def _of_resume(text: str, one: ShortRun, again: ShortRun, runs: RunsOfCheck) -> 
     match what:
         case "settings":
             fix = "Give the scheduler to session.prepare(model, optimizer, scheduler)"
-            yield TrainingProblem("resume", tuple(lines.schedulers(text)), finding, fix)
+            yield TrainingProblem("resume", tuple(schedulers(text)), finding, fix)
         case "samples" | "content":
             fix = "Let splits and orders follow from the run's seed: a torch.Generator with session.seed"
-            yield TrainingProblem("resume", tuple(lines.splits(text)), finding, fix)
+            yield TrainingProblem("resume", tuple(splits(text)), finding, fix)
         case _:
             fix = "Give what the program keeps over steps to session.track"
             more = f"; its own variables: {names}" if changed else ""
-            yield TrainingProblem("resume", tuple(lines.counters(text)), f"{finding}{more}", fix)
+            yield TrainingProblem("resume", tuple(counters(text)), f"{finding}{more}", fix)

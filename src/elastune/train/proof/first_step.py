@@ -25,10 +25,8 @@ from torch import nn
 from elastune.core.errors import UserError
 from elastune.train.data.fingerprint import checksum_of
 from elastune.train.data.source import StepPlan
-from elastune.train.proof.compare import explain_slots
-from elastune.train.proof.quiet import Quiet
-from elastune.train.proof.recorder import casts, gradient_of, line_in, parts_of
-from elastune.train.proof.records import Leaf, Leaves, PassRecord, StepRecord
+from elastune.train.proof.compare import Leaf, Leaves, PassRecord, StepRecord, explain_slots
+from elastune.train.proof.recorder import Quiet, casts, gradient_of, line_in, parts_of
 
 MOST_SAMPLES = 32
 LIMIT_S = 1.0

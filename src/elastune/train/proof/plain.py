@@ -31,7 +31,7 @@ from elastune.train.data.fingerprint import checksum_of
 from elastune.train.models import Optimizers
 from elastune.train.program.errors import cause_of
 from elastune.train.program.load import process_restored
-from elastune.train.proof.records import Leaf, PassRecord, StepRecord, encode
+from elastune.train.proof.compare import Leaf, PassRecord, StepRecord, encode
 from elastune.train.rng import SeededSamples, seed_everything
 from elastune.train.step import OptimizerSettings
 

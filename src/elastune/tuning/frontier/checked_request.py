@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from elastune.adapt.policies.library.registry import NO_POLICY, build, policies_of
+from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.plan.batch_size import LR_RULES, scaled_lr
@@ -24,9 +25,8 @@ from elastune.train.program.space import Sample, Space, corners, probe
 from elastune.tuning.frontier.trainings import VARIANT_SETTINGS, Recipe, StepKind, Training, Variant
 from elastune.tuning.frontier.worker_layouts import WorkerLayouts, chosen_layout, first_of, layout_key, layouts_of
 from elastune.tuning.search.constraint import Constraint, all_texts, parse_constraints, violations
-from elastune.tuning.search.early_stopping import make_schedule
 from elastune.tuning.search.objective import Objective, parse_objectives
-from elastune.tuning.search.samplers import check_sampler
+from elastune.tuning.search.registry import check_sampler, make_schedule
 from elastune.tuning.study.request import FrontierRequest
 from elastune.tuning.study.resume import SpaceSummary, summarize_space
 from elastune.tuning.study.trial_results import EXECUTION_PARAMETERS, SYSTEM_PARAMETERS
@@ -70,6 +70,7 @@ class CheckedFrontier:
         source: A digest of the program's source, for resuming.
         seen: A summary of the space, for resuming.
         samples: The size of the training set, once a run has reported it; None: not known, and no batch is cut.
+        beyond: Of a command: further worker counts, whose times are modelled only.
     """
 
     request: FrontierRequest
@@ -84,6 +85,7 @@ class CheckedFrontier:
     source: ProgramSource = field(default_factory=dict)
     seen: SpaceSummary = field(default_factory=dict)
     samples: int | None = None
+    beyond: tuple[int, ...] = ()
 
     @property
     def layouts(self) -> tuple[ExecutionSettings, ...]:
@@ -272,6 +274,7 @@ class CheckedFrontier:
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["data"] = self.request.program.data_text
         plain |= {"arguments": list(arguments)} if (arguments := self.request.program.arguments) else {}
+        plain |= {} if (command := self.request.program.command) is None else {"training_command": command.to_json()}
         plain["execution"] = self.request.execution.to_json()
         plain["workers"] = list(self.request.workers)
         plain["meshes"] = [str(mesh) for mesh in self.request.grids]
@@ -322,6 +325,7 @@ def check(request: FrontierRequest, timeable: int | None = None) -> CheckedFront
     (quality,) = parse_objectives({name: dict(objectives)[name]})
     request = replace(request, constraints=all_texts(program.constraints, request.constraints))
     check_target(request.target, quality)
+    KeepCheckpoints.parse(request.keep_checkpoints).directed({quality.name: quality.direction})
     worker_layouts, constraints = WorkerLayouts(layouts, request.execution), parse_constraints(request.constraints)
     plan = CheckedFrontier(
         request, config, quality, program.space, constraints, worker_layouts, program, timeable=timeable

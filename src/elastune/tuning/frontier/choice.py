@@ -154,11 +154,13 @@ class Choice:
 class Confirm(FixedTrials):
     """The schedule that trains the best recipes with fresh seeds, because a single lucky seed proves nothing.
 
-    It ends when the recipes that look best have a full set of seeds.
+    It ends when the recipes that look best have a full set of seeds. ``at_once``: as of ``FixedTrials``.
     """
 
-    def __init__(self, wanted: Callable[[], list[FixedTrial]], busy: Callable[[], bool]) -> None:
-        super().__init__("confirm")
+    def __init__(
+        self, wanted: Callable[[], list[FixedTrial]], busy: Callable[[], bool], *, at_once: int | None = None
+    ) -> None:
+        super().__init__("confirm", at_once=at_once)
         self._wanted = wanted
         self._busy = busy
 

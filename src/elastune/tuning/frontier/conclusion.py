@@ -28,6 +28,7 @@ from elastune.core.journal.records import (
     ThroughputTuned,
     TrialStarted,
 )
+from elastune.core.mesh import Mesh
 from elastune.core.plan.confidence_intervals import bounded_ci
 from elastune.core.run import ExecutionSettings
 from elastune.tuning.frontier.answer import Advice, answer_of, pick_row
@@ -399,6 +400,7 @@ def _kinds(plan: CheckedFrontier, recipe: Recipe) -> dict[int, StepKind]:
         if layout.num_slots <= batch and plan.is_possible(layout, recipe.variant)
     ]
     kinds = {layout.workers: worker_layouts.kind(layout, recipe.variant) for layout in reversed(able)}
+    kinds |= {workers: StepKind(Mesh(data=workers)) for workers in plan.beyond if workers <= batch}
     return {workers: kind for workers, kind in kinds.items() if kind.mesh.tensor == 1}
 
 
@@ -426,4 +428,5 @@ def _command(plan: CheckedFrontier, chosen: FrontierRow, repeated: Training) -> 
         divergence=request.divergence,
         data=program.data,
         arguments=program.arguments,
+        training_command=program.command,
     )

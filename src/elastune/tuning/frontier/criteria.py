@@ -316,6 +316,7 @@ def row(
     at_workers = next(point for point in points if point.workers == workers)
     efficiency, label = _efficiency(points[0], at_workers)
     reached = _times_to_target(good, kind, by)
+    samples = fmean(t.run.samples for t in good if t.run is not None)  # 0: a command need not report them
     return FrontierRow(
         role=role,
         workers=workers,
@@ -340,9 +341,7 @@ def row(
         seconds=at_workers.seconds,
         seconds_label=at_workers.seconds_label,
         seconds_factor=at_workers.seconds_factor,
-        throughput=fmean(t.run.samples for t in good if t.run is not None) / at_workers.seconds
-        if at_workers.seconds > 0
-        else None,
+        throughput=samples / at_workers.seconds if at_workers.seconds > 0 and samples > 0 else None,
         scaling_efficiency=efficiency,
         scaling_label=label,
         cost=at_workers.cost,

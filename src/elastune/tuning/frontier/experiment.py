@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
+from elastune.core.journal.folds import TrialSummary
 from elastune.core.journal.records import TrialFinished, TrialResumed, TrialStarted
-from elastune.core.journal.trials import TrialSummary
 from elastune.core.run import Adapt, Elastic, ExecutionSettings, RunSpec
 from elastune.elastic.wire.contact import left_behind
 from elastune.parallel.mechanisms.registry import mechanism_for
@@ -58,6 +59,8 @@ class FrontierExperiment:
         self._request = plan.request
         self._pricing = Pricing((plan.quality,), plan.constraints, plan.request.price_per_worker_hour)
         self._trainings: Trainings | None = None
+        quality = {plan.quality.name: plan.quality.direction}
+        self._keep_checkpoints = KeepCheckpoints.parse(plan.request.keep_checkpoints).directed(quality)
 
     @property
     def objectives(self) -> Sequence[Objective]:
@@ -191,6 +194,7 @@ class FrontierExperiment:
             variant.agreed.sync,
             epochs=self._request.epochs,
             checkpoint_every_steps=0 if calibrates else None,
+            keep_checkpoints=self._keep_checkpoints,
             elastic=elastic,
             adapt=Adapt(variant.policies, monitors),
             divergence=Divergence(self._request.divergence),

@@ -28,6 +28,7 @@ from elastune.core.errors import UserError
 from elastune.core.fields import keywords_of
 from elastune.core.formatting import count, duration
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import fold
 from elastune.core.journal.records import (
     Entry,
     FrontierFound,
@@ -42,7 +43,6 @@ from elastune.core.journal.records import (
     TrialFinished,
     TrialPaused,
 )
-from elastune.core.journal.trials import fold
 from elastune.core.plan.data_parallel import DataParallelStep
 from elastune.core.run import ExecutionSettings
 from elastune.core.sync_plan import SYNC_NAMES
@@ -51,10 +51,10 @@ from elastune.runtime.clusters.hosts import HostsCluster
 from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.clusters.registry import print_line
-from elastune.runtime.job.checked_programs import is_checked
 from elastune.runtime.job.interrupts import Interrupted, Interrupts
 from elastune.runtime.job.output import check_out
 from elastune.runtime.job.pool import Pool
+from elastune.runtime.job.preflight import is_checked
 from elastune.runtime.job.run import Observe, journal_in
 from elastune.train.machine import cores
 from elastune.tuning.frontier.budget import (
@@ -68,6 +68,7 @@ from elastune.tuning.frontier.budget import (
     refuse_small,
     trainings_s,
 )
+from elastune.tuning.frontier.by_command import checked_command, command_frontier
 from elastune.tuning.frontier.checked_request import CheckedFrontier, check
 from elastune.tuning.frontier.choice import FRESH_SEEDS, Cell, Choice, Confirm
 from elastune.tuning.frontier.conclusion import SEARCH, TUNED, conclude, sides
@@ -76,8 +77,8 @@ from elastune.tuning.frontier.experiment import FrontierExperiment
 from elastune.tuning.frontier.short_runs import Calibration, ExecutionSearch, ShortRuns
 from elastune.tuning.frontier.trainings import Recipe, Training, Trainings, name_of
 from elastune.tuning.frontier.worker_layouts import LayoutKey, layout_key
-from elastune.tuning.search.early_stopping import make_schedule
 from elastune.tuning.search.front import nondominated
+from elastune.tuning.search.registry import make_schedule
 from elastune.tuning.search.schedule import FixedTrial, FixedTrials, Schedule
 from elastune.tuning.search.suggester import Suggester
 from elastune.tuning.study.api import Train, program_of, results_folder
@@ -162,6 +163,8 @@ def frontier(
             search, unless the request is ``short``.
         Interrupted: If an interrupt came before the first rows were trained.
     """
+    if request.program.command is not None:
+        return command_frontier(request, cluster=cluster, observe=observe, clock=clock)
     plan, before = checked(request, cluster)
     elsewhere = _elsewhere(cluster)
     changed = study_changes(plan.settings, before, request.program, request.accept_changes)
@@ -214,6 +217,8 @@ def checked(
     Example:
         >>> plan, before = checked(request)
     """
+    if request.program.command is not None:
+        return checked_command(request, cluster)
     plan = check(request, None if _elsewhere(cluster) else cores())
     path = check_out(request.out, request.resume)
     before = read(path) if path.exists() else []

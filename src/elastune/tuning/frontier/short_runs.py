@@ -20,6 +20,7 @@ from statistics import median
 from elastune.core.communication import Topology
 from elastune.core.errors import UserError
 from elastune.core.formatting import count
+from elastune.core.journal.folds import TrialSummary, TrialTable
 from elastune.core.journal.records import (
     ExecutionTimed,
     LinkMeasured,
@@ -29,7 +30,6 @@ from elastune.core.journal.records import (
     TimesFitted,
     TrialFinished,
 )
-from elastune.core.journal.trials import TrialSummary, TrialTable
 from elastune.core.layout import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.plan.data_parallel import Fit, Observation, fit_parts

@@ -15,10 +15,11 @@ from typing import Any
 
 from elastune.adapt.policies.library.registry import NO_POLICY, policies_of
 from elastune.core.communication import Topology
+from elastune.core.journal.folds import TrialSummary, TrialTable
 from elastune.core.journal.records import Reported, RunFinished, TrialFinished, TrialStarted
-from elastune.core.journal.trials import TrialSummary, TrialTable
 from elastune.core.mesh import Mesh
-from elastune.core.run import Config, ExecutionSettings, Mode
+from elastune.core.run import Config, ExecutionSettings
+from elastune.core.slots import Mode
 from elastune.core.sync_plan import SYNC_NAMES, SyncChoice
 from elastune.tuning.study.trial_results import execution_settings_of
 

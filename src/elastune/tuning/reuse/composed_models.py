@@ -33,8 +33,7 @@ from elastune.tuning.reuse.kept_models import (
     tensors_of,
     weights_of,
 )
-from elastune.tuning.reuse.predict import hooks_of
-from elastune.tuning.reuse.predictions import Score, judged, score_for, task_of
+from elastune.tuning.reuse.predictions import Score, hooks_of, judged, score_for, task_of
 from elastune.tuning.search.objective import Direction, oriented
 from elastune.tuning.study.results import Study
 from elastune.tuning.study.trials import GROUP, NODE, TREE

@@ -16,8 +16,8 @@ from torch import nn
 
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import TrialTable, fold
 from elastune.core.journal.records import ArtifactKept, StudyStarted
-from elastune.core.journal.trials import TrialTable, fold
 from elastune.parallel.mechanisms.tensor_storage import whole
 from elastune.runtime.job.output import JOURNAL
 from elastune.train.checkpoints.checkpoint import load, seal_of

@@ -24,8 +24,8 @@ from torch import nn
 
 from elastune.core.errors import UserError
 from elastune.core.journal.files import JournalWriter, atomic_write, check_unwritten
+from elastune.core.journal.folds import training_of_studies
 from elastune.core.journal.records import AssetMade, AssetMember, AssetPart, SingleScore
-from elastune.core.journal.spending import training_of_studies
 from elastune.runtime.job.output import JOURNAL
 from elastune.tuning.reuse.class_tree import class_tree
 from elastune.tuning.reuse.composed_models import Composed, ComposedModel, JoinedModel, StackedParts, View, whole_input

@@ -24,8 +24,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from elastune.core.errors import Diverged, UserError
 from elastune.core.journal.files import atomic_write, read
+from elastune.core.journal.folds import TrialTable
 from elastune.core.journal.records import Entry, SingleScore, StudyStarted
-from elastune.core.journal.trials import TrialTable
 from elastune.runtime.job.output import JOURNAL
 from elastune.train.predictions import HELD_OUT, check_name
 from elastune.tuning.reuse.kept_models import (
@@ -41,8 +41,7 @@ from elastune.tuning.reuse.kept_models import (
     tensors_of,
     weights_of,
 )
-from elastune.tuning.reuse.predict import hooks_of
-from elastune.tuning.reuse.predictions import Score, judged, score_for, task_of
+from elastune.tuning.reuse.predictions import Score, hooks_of, judged, score_for, task_of
 from elastune.tuning.search.objective import Direction
 from elastune.tuning.study.results import Study
 

@@ -16,7 +16,7 @@ import torch
 from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
-from elastune.core.journal.trials import TrialTable, fold
+from elastune.core.journal.folds import TrialTable, fold
 from elastune.core.run import CommandLine, Config, ExecutionSettings, Program
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.kind import ClusterRequest
@@ -24,9 +24,9 @@ from elastune.runtime.job.output import JOURNAL
 from elastune.runtime.job.run import Observe
 from elastune.train.program.load import load_as_guest
 from elastune.tuning.reuse.class_tree import ROOT, ClassTree, confusions, learnt_tree
+from elastune.tuning.reuse.ensemble import best_single
 from elastune.tuning.reuse.kept_models import LazyPredictions, library
 from elastune.tuning.reuse.predictions import judged, score_for
-from elastune.tuning.reuse.selection import best_single
 from elastune.tuning.search.schedule import FixedTrial, FixedTrials
 from elastune.tuning.study.request import StudyRequest
 from elastune.tuning.study.results import Study

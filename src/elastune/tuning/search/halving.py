@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elastune.core.options import Range
-from elastune.tuning.search.front import nondominated
+from elastune.tuning.search.front import nondominated, scale_of
 from elastune.tuning.search.objective import Floats, Objective
-from elastune.tuning.search.scales import scale_of
 from elastune.tuning.search.schedule import (
     ForkTrial,
     IntermediateResult,

@@ -22,8 +22,8 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState, create_trial
 
 from elastune.train.program.space import Sample
+from elastune.tuning.search.front import RAW, Scale, scale_of
 from elastune.tuning.search.objective import Objective
-from elastune.tuning.search.scales import RAW, Scale, scale_of
 
 NAME = "elastune"  # of the Optuna study
 TRAINED = "trained"  # the constraint that a trial without valid values breaks

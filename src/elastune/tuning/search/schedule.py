@@ -18,9 +18,8 @@ import numpy as np
 
 from elastune.core.journal.records import Phase, TrialStarted
 from elastune.core.run import Config, ExecutionSettings
-from elastune.tuning.search.front import best_first
+from elastune.tuning.search.front import best_first, on_scales
 from elastune.tuning.search.objective import Floats
-from elastune.tuning.search.scales import on_scales
 
 
 @dataclass(frozen=True)

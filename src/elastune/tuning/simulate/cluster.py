@@ -502,7 +502,9 @@ class SimulatedHandle(ElasticHandle):
             self._next_number += 1
             self._start_at = now + self._model.start_s
             self._progress, self._start_seconds = self._kept, self._kept.seconds
-            self._emit(Message(NOBODY, Restarted(self._kept.position.step)))
+            step = self._kept.position.step
+            repeated = max(0, segment.after(done).step - step)
+            self._emit(Message(NOBODY, Restarted(step, repeated, self._model.start_s)))
             self._begin_steps(self._kept.position, self._start_at)
 
     def _pause(self, position: Position, *, planned: bool, discarded: int) -> None:

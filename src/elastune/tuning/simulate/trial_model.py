@@ -22,8 +22,8 @@ from elastune.core.cost import MEASURED
 from elastune.core.divergence import LossTrack
 from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write, read
+from elastune.core.journal.folds import TrialSummary, fold
 from elastune.core.journal.records import Entry, TimesFitted
-from elastune.core.journal.trials import TrialSummary, fold
 from elastune.core.plan.data_parallel import DataParallelStep
 from elastune.core.run import Config, Position
 from elastune.runtime.job.output import JOURNAL

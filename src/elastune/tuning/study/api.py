@@ -14,14 +14,14 @@ from typing import Any
 from elastune.core.errors import UserError
 from elastune.core.fields import keywords_of
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import RunMoney, money
 from elastune.core.journal.records import RunFailed, RunFinished
-from elastune.core.journal.spending import RunMoney, money
 from elastune.core.mesh_choice import settled
 from elastune.core.run import Elastic, ExecutionSettings, Place, Program, RunSpec
 from elastune.runtime.clusters.kind import CapacityRequest, opened
 from elastune.runtime.clusters.registry import print_line
-from elastune.runtime.job.checked_programs import with_proof
 from elastune.runtime.job.output import JOURNAL, is_url, mirrored, next_folder
+from elastune.runtime.job.preflight import examined_meanwhile, with_proof
 from elastune.runtime.job.resumption import (
     accepted_changes,
     check_resumed,
@@ -33,7 +33,6 @@ from elastune.runtime.job.run import JobFailed, check_free, on_device, print_fai
 from elastune.runtime.job.validation import check_adapt, spot_watch
 from elastune.runtime.placement import from_environment
 from elastune.runtime.settings import RunSettings, read_prices
-from elastune.train.preflight import examined_meanwhile
 from elastune.train.program.load import end_import, load_as_guest
 from elastune.train.program.space import Space
 from elastune.tuning.study.request import StudyRequest, study_request

@@ -15,8 +15,8 @@ import numpy as np
 from elastune.core.clock import Clock
 from elastune.core.cost import Prices
 from elastune.core.errors import UserError, page_of
+from elastune.core.journal.folds import TrialSummary, TrialTable, fold
 from elastune.core.journal.records import Entry, Record, RunFailed, TrialFinished, TrialPaused, TrialStarted
-from elastune.core.journal.trials import TrialSummary, TrialTable, fold
 from elastune.runtime.job.pool import JobEvent, MoneyMeter, Pool
 from elastune.train.checkpoints.checkpoint import UNWRITABLE
 from elastune.train.data.fingerprint import OTHER_DATA
@@ -283,7 +283,7 @@ class FailureLimit:
             return
         for life in table.trials.values():
             if life.finished is not None and _lacks(life):
-                fix = "report it by session.report, or name another --objective"
+                fix = "report it (session.report, or a line of a command), or name another --objective"
                 value = f"trial {life.number} {life.finished.reason}"
                 raise UserError("an objective must be a metric that the program reports", value, fix)
 

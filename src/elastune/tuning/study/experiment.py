@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elastune.adapt.policies.library.registry import NO_POLICY
+from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
+from elastune.core.journal.folds import TrialSummary, fold
 from elastune.core.journal.records import (
     ChangesAccepted,
     Entry,
@@ -24,11 +26,11 @@ from elastune.core.journal.records import (
     TrialResumed,
     TrialStarted,
 )
-from elastune.core.journal.trials import TrialSummary, fold
 from elastune.core.run import Elastic, RunSpec, StartFrom
 from elastune.core.sync_plan import SYNC_NAMES, SyncChoice, chooses, strategy_settings
 from elastune.elastic.wire.contact import left_behind
 from elastune.runtime.clusters.base import RunFiles
+from elastune.runtime.clusters.command import values_of
 from elastune.runtime.job.pool import JobEvent
 from elastune.runtime.job.validation import check_adapt, check_execution
 from elastune.tuning.search.objective import Objective
@@ -166,6 +168,8 @@ class Tuning:
         try:
             check_execution(spec)
             check_adapt(spec.adapt, self._plan.program, spec)
+            if spec.program.command is not None:
+                spec.program.command.filled(values_of(spec))
         except UserError as error:
             return str(error)
         return ""
@@ -270,6 +274,7 @@ class Tuning:
             epochs=request.epochs,
             start_from=request.start_from,
             checkpoint_every_steps=None if self._checkpoints else 0,
+            keep_checkpoints=self._keep_checkpoints,
             elastic=elastic,
             adapt=adapt,
             divergence=self._divergence,
@@ -280,6 +285,12 @@ class Tuning:
     @property
     def _elastic(self) -> Elastic:
         return Elastic(collective_timeout_s=self._plan.request.collective_timeout_s)
+
+    @property
+    def _keep_checkpoints(self) -> KeepCheckpoints:
+        """Which checkpoints of a trial stay. The best is by the direction of the objective."""
+        directions = {o.name: o.direction for o in self.objectives}
+        return KeepCheckpoints.parse(self._plan.request.keep_checkpoints).directed(directions)
 
     @property
     def _divergence(self) -> Divergence:

@@ -92,6 +92,9 @@ class StudyRequest(StudyOwnSettings, StudySearchSettings, SearchRequest):
         Raises ``UserError`` for a journal without a trained search. It also raises for a study with prices, since a
         journal has only their digest.
         """
+        if "training_command" in settings:
+            rule = "elastune trains no more for a study whose program is a command"
+            raise UserError(rule, out, "search on with elastune resume, or begin another study")
         if settings.get("kind") != "tune" or settings.get("simulated") or settings.get("prices") is not None:
             rule = "more is trained in a study of elastune tune, without --prices and not simulated"
             raise UserError(rule, out, "begin another one")

@@ -15,9 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from elastune.core.command import TrainingCommand
 from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import AllocationSpan, TrialTable, compared_all, fold, training_of
 from elastune.core.journal.records import (
     AFTERWARDS,
     ArtifactKept,
@@ -27,8 +29,6 @@ from elastune.core.journal.records import (
     StudyFinished,
     StudyStarted,
 )
-from elastune.core.journal.spending import training_of
-from elastune.core.journal.trials import AllocationSpan, TrialTable, compared_all, fold
 from elastune.runtime.job.output import JOURNAL
 from elastune.tuning.search.constraint import parse_constraints
 from elastune.tuning.search.front import (
@@ -43,7 +43,7 @@ from elastune.tuning.search.front import (
 )
 from elastune.tuning.search.importance import EvaluatedTrial, Importance, importance
 from elastune.tuning.search.objective import Objective, oriented, parse_objectives
-from elastune.tuning.study.run_command import program_path, run_command
+from elastune.tuning.study.run_command import program_path, run_command, training_command_of
 from elastune.tuning.study.trials import (
     Trial,
     check_params,
@@ -133,6 +133,7 @@ class Study:
     divergence: float | None = FACTOR
     data: str | None = None
     arguments: tuple[str, ...] = ()
+    training_command: TrainingCommand | None = None
     kept: tuple[ArtifactKept, ...] = ()
     assets: Assets | None = None
     until: tuple[str, ...] = ()
@@ -186,6 +187,7 @@ class Study:
             divergence=first_settings.get("divergence", FACTOR),
             data=first_settings.get("data"),
             arguments=tuple(first_settings.get("arguments", ())),
+            training_command=training_command_of(first_settings),
             kept=tuple(table.artifacts[number] for number in sorted(table.artifacts)),
             assets=assets_of(entries, table),
             until=tuple(newest.get("until", ())),
@@ -329,6 +331,7 @@ class Study:
             divergence=self.divergence,
             data=self.data,
             arguments=self.arguments,
+            training_command=self.training_command,
         )
         return Picked(trial, picked.reason, command, self._caveat(trial))
 
@@ -385,14 +388,14 @@ class Study:
 
     def predict(self, data: Sequence[str], **options: Any) -> Any:
         """Call ``elastune.predict`` for this study, with the same options; returns a list of ``Prediction``."""
-        return _reuse("predict").predict(self, data, **options)
+        return _reuse("predictions").predict(self, data, **options)
 
     def soup(self, **options: Any) -> Any:
         """Average the weights of kept trials, as ``elastune soup`` does; returns a ``StudySoup``.
 
         See ``tuning.reuse.soup`` for the options.
         """
-        return _reuse("soup_study").soup_of_study(self, **options)
+        return _reuse("soup").soup_of_study(self, **options)
 
     def frame(self) -> Any:
         """Return the trials as a pandas ``DataFrame``, one row a trial.
@@ -415,7 +418,7 @@ class Study:
 
 
 def _reuse(module: str) -> Any:
-    """Import a module of ``tune.reuse`` by name: ``reuse`` imports this file, so this file must not import it."""
+    """Import a module of ``tuning.reuse`` by name: ``reuse`` imports this file, so this file must not import it."""
     return import_module(f"elastune.tuning.reuse.{module}")
 
 

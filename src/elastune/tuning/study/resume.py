@@ -16,8 +16,10 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from elastune.core.command import TrainingCommand
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import TrialSummary, TrialTable
 from elastune.core.journal.records import (
     AFTERWARDS,
     Adopted,
@@ -36,7 +38,6 @@ from elastune.core.journal.records import (
     TrialResumed,
     TrialStarted,
 )
-from elastune.core.journal.trials import TrialSummary, TrialTable
 from elastune.core.run import Program, RunSpec
 from elastune.core.sync_plan import SyncChoice
 from elastune.runtime.clusters.base import SurvivingRun
@@ -80,6 +81,7 @@ def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
     for name in ("kind", "program", "objectives", "constraints"):
         yield from _difference(name, then.get(name), now[name])
     yield from _difference("arguments", then.get("arguments", []), now.get("arguments", []))
+    yield from _difference("command", _command_of(then), _command_of(now))
     for name in ("seed", "epochs", "prices"):
         yield from _difference(name, then.get(name), now[name])
     old, new = then.get("config") or {}, now["config"]
@@ -97,6 +99,14 @@ def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
     was, wanted = (simulated[bool(each.get("simulated"))] for each in (then, now))
     if was != wanted:
         yield UserError(f"a study goes on with {wanted} trials only", f"{was} ones there", "use another --out")
+
+
+def _command_of(settings: Mapping[str, Any]) -> str:
+    """The training command of a study, as ``--command`` and ``--metrics`` give it; "" without one."""
+    if "training_command" not in settings:
+        return ""
+    command = TrainingCommand.from_json(settings["training_command"])
+    return " ".join([shlex.join(command.words), *(f"--metrics {shlex.quote(each)}" for each in command.metrics)])
 
 
 def _execution_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[UserError]:
@@ -117,6 +127,8 @@ def _difference(name: str, old: Any, new: Any) -> Iterator[UserError]:
     fix = "leave it out" if was_unset else f"use {first}"
     if name in _WORDS:
         fix = f"leave out {_WORDS[name]}" if was_unset else f"use {_WORDS[name]} {shlex.quote(first)}"
+    elif name == "command":
+        fix = f"use --command {shlex.quote(old)}" if old else "leave out --command"
     elif name == "arguments":
         fix = "leave out what stands behind FILE and --"
     elif name in ("objectives", "constraints") and not was_unset:

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from elastune.core.errors import UserError
+from elastune.core.journal.folds import TrialSummary, TrialTable
 from elastune.core.journal.records import ArtifactKept, ArtifactRemoved
-from elastune.core.journal.trials import TrialSummary, TrialTable
 from elastune.runtime.clusters.base import RunFiles
 from elastune.train.checkpoints.checkpoint import of_step
 from elastune.train.predictions import HELD_OUT, file_of, read_predictions

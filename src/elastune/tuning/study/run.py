@@ -24,19 +24,20 @@ from elastune.core.journal.records import (
     TrialPaused,
     TrialStarted,
 )
+from elastune.core.run import Program
 from elastune.runtime.clusters.base import Cluster
+from elastune.runtime.clusters.command import CommandCluster
 from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.runtime.job.checked_programs import is_checked
 from elastune.runtime.job.interrupts import Interrupts
 from elastune.runtime.job.output import check_out
 from elastune.runtime.job.pool import MoneyMeter, Pool
+from elastune.runtime.job.preflight import is_checked
 from elastune.runtime.job.run import Observe, journal_in
 from elastune.runtime.placement import refuse_launcher
 from elastune.train.program.space import Space, corners, probe
 from elastune.tuning.search.constraint import parse_constraints
-from elastune.tuning.search.early_stopping import make_schedule
-from elastune.tuning.search.samplers import generation_size
+from elastune.tuning.search.registry import generation_size, make_schedule
 from elastune.tuning.search.schedule import Schedule
 from elastune.tuning.search.suggester import Suggester
 from elastune.tuning.study.budget import Bounds, StopRules, resume_meter
@@ -117,7 +118,7 @@ def tune(
         Interrupts() as interrupts,
         ExitStack() as stack,
     ):
-        place = opened_cluster or stack.enter_context(LocalCluster(capacity=request.workers))
+        place = opened_cluster or stack.enter_context(local_cluster(request.program, request.workers))
 
         def keep(record: Record) -> None:
             journal.write(record, durable=surroundings.durable and isinstance(record, LASTING))
@@ -143,6 +144,21 @@ def tune(
         bounds = Bounds(request.trials, request.budget_s, request.worker_hours)
         loop.finish(loop.run(bounds, lambda: interrupts.count))
     return Study.load(request.out)
+
+
+def local_cluster(program: Program, capacity: int) -> Cluster:
+    """Return a cluster on this machine: of workers, or of the processes of the program's command."""
+    return LocalCluster(capacity=capacity) if program.command is None else CommandCluster(capacity=capacity)
+
+
+def refuse_other_hosts(program: Program, cluster: Cluster | ClusterRequest | None) -> None:
+    """Raise ``UserError`` if a command is to run on other hosts than this one."""
+    if program.command is None or cluster is None or isinstance(cluster, CommandCluster):
+        return
+    if isinstance(cluster, Cluster) or not cluster.kind.here:
+        value = type(cluster).__name__ if isinstance(cluster, Cluster) else f"--cluster {cluster.kind.name}"
+        fix = "use --cluster local, or convert the script: elastune init --from"
+        raise UserError("the processes of --command run on this machine", value, fix)
 
 
 @dataclass(frozen=True)
@@ -181,6 +197,7 @@ def checked(
     Example:
         >>> print(checked(request).plan.config)
     """
+    refuse_other_hosts(request.program, cluster)
     plan = check(request, space)
     path = check_out(request.out, request.resume)
     before = read(path) if path.exists() else []
@@ -264,7 +281,7 @@ def _loop(
         share=share,
         holding=holding,
         rules=rules,
-        proofs=TrialProofs(unchecked=request.unchecked),
+        proofs=TrialProofs(unchecked=request.unchecked or request.program.command is not None),
         control=StudyControl(
             None if request.simulated else Inbox(request.out),
             fewest=request.execution.workers if request.trial_workers is None else request.trial_workers[0],

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from elastune.core.command import TrainingCommand, provided_values
 from elastune.core.divergence import FACTOR
 
 FLAGS = {
@@ -55,6 +56,7 @@ def run_command(
     divergence: float | None = FACTOR,
     data: object = None,
     arguments: Sequence[str] = (),
+    training_command: TrainingCommand | None = None,
 ) -> str:
     """Return the ``elastune run ...`` command for these settings, quoted for a POSIX shell.
 
@@ -68,7 +70,10 @@ def run_command(
         divergence: The factor of ``core.divergence``; None for off.
         data: The folder of data sets, if any.
         arguments: The program's own arguments.
+        training_command: The command of a study of ``--command``: it is returned with the settings in it.
     """
+    if training_command is not None:
+        return filled_command(training_command, config, execution, seed, epochs)
     unset = {name for name, value in _flat(defaults or {}) if value is None}
     words = ["elastune", "run", program_path(program)]
     words += ["--data", str(data)] if data else []
@@ -92,6 +97,25 @@ def run_command(
     if seed is not None:
         words += ["--seed", str(seed)]
     return shlex.join(words) + own_arguments(arguments)
+
+
+def filled_command(
+    command: TrainingCommand,
+    config: Mapping[str, Any],
+    execution: Mapping[str, Any],
+    seed: int | None,
+    epochs: int | None,
+) -> str:
+    """Return the command with the settings of a trial in it, quoted for a POSIX shell; its ``{folder}`` is "."."""
+    provided = provided_values(config, int(execution.get("workers", 1)), seed or 0, ".")
+    length = {} if epochs is None else {"epochs": epochs}
+    return shlex.join(command.filled({**provided, **config, **length}))
+
+
+def training_command_of(settings: Mapping[str, Any]) -> TrainingCommand | None:
+    """Return the training command in the settings of a study's journal; None for a program with a function."""
+    plain = settings.get("training_command")
+    return None if plain is None else TrainingCommand.from_json(plain)
 
 
 def own_arguments(arguments: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.notation import BOUNDS, COUNTS, MESHES, NAMED, SIZE, TIME, duration, duration_text
 from elastune.core.run import ExecutionSettings
 from elastune.core.settings import (
+    CheckpointSettings,
     MonitorSettings,
     OutSettings,
     PriceFileSettings,
@@ -191,7 +192,7 @@ class StudyOwnSettings(MonitorSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonSettings(WaitSettings, ResumeSettings, ProofSettings, TrainingSettings):
+class CommonSettings(WaitSettings, ResumeSettings, CheckpointSettings, ProofSettings, TrainingSettings):
     """The settings of each training, and of the command that runs them: the same of a study and a frontier."""
 
 

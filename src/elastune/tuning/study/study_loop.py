@@ -16,6 +16,7 @@ from typing import Any
 
 from elastune.core.clock import Clock
 from elastune.core.errors import UserError
+from elastune.core.journal.folds import TrialSummary, TrialTable
 from elastune.core.journal.records import (
     ActAsked,
     ActDone,
@@ -42,7 +43,6 @@ from elastune.core.journal.records import (
     TrialStartedFrom,
     WarmStarted,
 )
-from elastune.core.journal.trials import TrialSummary, TrialTable
 from elastune.core.run import CommandLine
 from elastune.runtime.clusters.base import NoRoomError
 from elastune.runtime.job.pool import JobEvent, Pool

@@ -15,18 +15,24 @@ from elastune.adapt.policies.library.registry import NO_POLICY, policies_of
 from elastune.core.communication import Topology
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
+from elastune.core.journal.folds import TrialSummary
 from elastune.core.journal.records import RunFailed, TrialFinished, TrialStarted
-from elastune.core.journal.trials import TrialSummary
 from elastune.core.mesh import AXES, STAGED, MechanismName, Mesh
 from elastune.core.mesh_choice import least_slots
 from elastune.core.run import Adapt, Config, ExecutionSettings
 from elastune.core.sync_plan import SYNC_NAMES, in_full, strategy_settings
 from elastune.runtime.job.pool import JobEvent
 from elastune.train.program.load import merge
-from elastune.tuning.search.constraint import Constraint, violations
+from elastune.tuning.search.constraint import (
+    SECONDS_TO_TARGET,
+    Constraint,
+    TargetReached,
+    shortfall,
+    time_to,
+    violations,
+)
 from elastune.tuning.search.objective import Objective
 from elastune.tuning.search.schedule import IntermediateResult
-from elastune.tuning.search.time_to_target import SECONDS_TO_TARGET, TargetReached, shortfall, time_to
 
 ALWAYS = ("workers", "mode", "mechanism", "micro_batch")  # execution settings that each trial has
 OF_MESHES = ("mesh", "copies", "virtual_tensor", "schedule", "zero_stage", "offload")  # settings of some mechanisms

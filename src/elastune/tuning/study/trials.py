@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
+from elastune.core.journal.folds import TrialSummary, TrialTable
 from elastune.core.journal.records import TrialStarted
-from elastune.core.journal.trials import TrialSummary, TrialTable
 from elastune.tuning.search.constraint import Constraint, fulfilled
 from elastune.tuning.search.objective import Objective, chance
 

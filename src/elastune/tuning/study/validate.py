@@ -9,34 +9,44 @@ from __future__ import annotations
 import ast
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from elastune.adapt.policies.library.registry import policies_of
+from elastune.core.checkpoint_keeping import KeepCheckpoints
+from elastune.core.command import TrainingCommand
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
+from elastune.core.journal.folds import Change
 from elastune.core.journal.records import Entry, StudyStarted, TrialFinished, TrialStarted
-from elastune.core.journal.trials import Change
 from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec, changed_settings
 from elastune.core.sync_plan import SyncChoice, chooses, in_full, strategy_settings
 from elastune.runtime.job.validation import check_adapt, check_execution, check_values, spot_of, why_impossible
 from elastune.train.checkpoints.start_from import digest_of_weights
+from elastune.train.program.command import check_executable
+from elastune.train.program.command import check_values as check_command_values
 from elastune.train.program.load import LoadedProgram, load_as_guest, setting_of
 from elastune.train.program.overrides import override
 from elastune.train.program.source import program_digest, reported_metrics, source_of
 from elastune.train.program.space import Sample, Space, corners, enumerate_all, probe
-from elastune.tuning.search.constraint import Constraint, all_texts, evaluate, parse_constraints, violations
-from elastune.tuning.search.early_stopping import make_schedule
+from elastune.tuning.search.constraint import (
+    SECONDS_TO_TARGET,
+    Constraint,
+    all_texts,
+    evaluate,
+    parse_constraints,
+    parse_target,
+    violations,
+)
 from elastune.tuning.search.objective import parse_objectives
-from elastune.tuning.search.samplers import check_sampler, generational
-from elastune.tuning.search.time_to_target import SECONDS_TO_TARGET, parse_target
+from elastune.tuning.search.registry import check_sampler, generational, make_schedule
 from elastune.tuning.study.rebalancer import parse_allocation
-from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.request import SearchRequest, StudyRequest
 from elastune.tuning.study.resume import SpaceSummary, summarize_space
 from elastune.tuning.study.resume import changed_settings as differences
 from elastune.tuning.study.retention import retention_of
-from elastune.tuning.study.trial_results import Pricing, system_defaults
+from elastune.tuning.study.trial_results import SYSTEM_PARAMETERS, Pricing, system_defaults
 from elastune.tuning.study.trial_results import settings as trial_settings
 
 PROBED = 64  # configurations that are checked before any trial runs
@@ -80,6 +90,7 @@ class Plan:
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["data"] = self.request.program.data_text
         plain |= {"arguments": list(arguments)} if (arguments := self.request.program.arguments) else {}
+        plain |= {} if (command := self.request.program.command) is None else {"training_command": command.to_json()}
         plain["start_from"] = self.request.start_from and self.request.start_from.to_json()
         plain["execution"] = self.request.execution.to_json()
         plain |= self.request.sync.to_json()
@@ -132,6 +143,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     check_sampler(request.sampler, objectives)
     schedule = make_schedule(request.stopping, objectives, request.seed, space=user_space)
     retention_of(request.keep, request.keep_bytes, population=schedule.parents)
+    KeepCheckpoints.parse(request.keep_checkpoints).directed({each.name: each.direction for each in objectives})
     if generational(request.sampler) and request.stopping != "none":
         rule = "a generation ends when all of its trials have, so none may pause"
         raise UserError(rule, f"{request.sampler} with {request.stopping}", "use genetic with steady=1, or no stopping")
@@ -146,6 +158,8 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         agreed = {} if request.sync == SyncChoice() and not chooses(chosen) else request.sync.to_json()
         return in_full({**config, **system_defaults(request.execution, chosen), **agreed, **returned}, config)
 
+    if request.program.command is not None:
+        check_command(request, request.program.command, config, user_space)
     samples = [*corners(complete_space, request.seed), *probe(complete_space, PROBED, request.seed)]
     _check_set(request.config, samples)
     _check_until(request, program, {*config, *(name for sample in samples for name in sample.values)})
@@ -164,6 +178,44 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         request = replace(request, start_from=replace(start, sha256=digest_of_weights(start.source)))
     source, seen = source_of(request.program), summarize_space(user_space, request.seed)
     return Plan(request, complete_space, config, pricing, program, source, seen)
+
+
+def check_command(
+    request: SearchRequest, command: TrainingCommand, config: Config, user_space: Space, names: Collection[str] = ()
+) -> None:
+    """Check what only a study of ``--command`` can get wrong. Starts nothing.
+
+    Args:
+        request: The study, or the frontier.
+        command: The command.
+        config: The settings of all trials.
+        user_space: The search space.
+        names: Settings that every trial has from elsewhere.
+
+    Raises:
+        UserError: For a setting that a command cannot have, and as ``check_values`` raises it.
+    """
+    check_executable(command)
+    samples = [*corners(user_space, request.seed), *probe(user_space, PROBED, request.seed)]
+    check_command_values(command, {**config, **dict.fromkeys(names, 1)}, samples, SYSTEM_PARAMETERS, request.epochs)
+    usual = ExecutionSettings(mode=request.execution.mode)
+    free = ("workers", "num_slots", "device")
+    for each in fields(ExecutionSettings):
+        chosen = getattr(request.execution, each.name)
+        if each.name not in free and chosen != getattr(usual, each.name):
+            fix = "leave it out, and let the command have an option for it"
+            raise UserError("a command decides itself how its processes compute", f"{each.name}={chosen}", fix)
+    for name in ("policies", "monitors", "trial_workers", "start_from", "grace_s", "plan"):
+        if value := getattr(request, name, None):
+            rule = "a command's training cannot change from outside while it runs"
+            raise UserError(rule, f"{name}={value}"[:100], "leave it out, or convert the script: elastune init --from")
+    if request.stopping.startswith("pbt") or getattr(request, "keep", "none") != "none":
+        rule = "elastune neither reads nor copies the checkpoints of a command"
+        got = f"stopping={request.stopping}, keep={getattr(request, 'keep', 'none')}"
+        raise UserError(rule, got, "use asha, hyperband or none, and leave --keep out")
+    if request.stopping != "none" and request.epochs is None and not isinstance(config.get("epochs"), int):
+        rule = "early stopping needs the number of epochs of a whole training"
+        raise UserError(rule, f"{request.stopping}, no epochs", "put {epochs} into --command, and use --epochs N")
 
 
 def _check_rules(request: StudyRequest) -> None:

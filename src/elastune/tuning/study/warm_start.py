@@ -12,6 +12,7 @@ from typing import Any
 from elastune.core.clock import Clock
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import TrialSummary, fold
 from elastune.core.journal.records import (
     DataContext,
     EarlierTrial,
@@ -23,14 +24,13 @@ from elastune.core.journal.records import (
     TrialFinished,
     WarmStarted,
 )
-from elastune.core.journal.trials import TrialSummary, fold
 from elastune.core.sync_plan import SYNC_NAMES, SyncChoice
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.job.output import JOURNAL
 from elastune.runtime.job.pool import JobEvent, Pool
 from elastune.train.program.space import Sample
 from elastune.tuning.search.schedule import FixedTrial, FixedTrials
-from elastune.tuning.search.warm_start import (
+from elastune.tuning.search.suggester import (
     PROPOSED,
     TOLD,
     Context,

@@ -4,13 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastune.adapt.policies.base import Limits
 from elastune.adapt.policies.host import PolicyState
 from elastune.adapt.policies.library.cost import Caps, CostCap, Meter, judge
-from elastune.adapt.policies.run import Limits
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
-from elastune.testing.kits.policy import PolicyDriver, PolicyKit
-from elastune.testing.kits.policy_world import PolicyWorld
+from elastune.testing.kits.policy import PolicyDriver, PolicyKit, PolicyWorld
 
 HOUR = 3600.0
 

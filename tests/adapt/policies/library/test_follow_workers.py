@@ -1,8 +1,8 @@
 import pytest
 
+from elastune.adapt.policies.base import Limits
 from elastune.adapt.policies.library.follow_workers import FollowWorkers
 from elastune.adapt.policies.library.registry import build
-from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
 from elastune.testing.kits.policy import PolicyDriver, PolicyKit

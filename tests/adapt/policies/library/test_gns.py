@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastune.adapt.policies.base import Limits
 from elastune.adapt.policies.library.gns import GrowWithNoise, wanted_batch, with_batch
 from elastune.adapt.policies.library.registry import build
-from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
 from elastune.testing.kits.policy import PolicyDriver, PolicyKit, decide

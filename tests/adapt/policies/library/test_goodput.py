@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import pytest
 
+from elastune.adapt.policies.base import Limits
 from elastune.adapt.policies.library.goodput import (
     Goodput,
     SearchBounds,
@@ -12,13 +13,11 @@ from elastune.adapt.policies.library.goodput import (
     observe,
     step_time_model,
 )
-from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Signal, Snapshot
 from elastune.core.errors import UserError
 from elastune.core.plan.batch_size import Noise, efficiency
 from elastune.core.plan.data_parallel import DataParallelStep, Observation
-from elastune.testing.kits.policy import CALM, PolicyDriver, PolicyKit
-from elastune.testing.kits.policy_world import PolicyWorld
+from elastune.testing.kits.policy import CALM, PolicyDriver, PolicyKit, PolicyWorld
 
 BASE_S, SAMPLE_S = 0.01, 0.0005
 TRUTH = DataParallelStep.linear(BASE_S, SAMPLE_S, 0.02, 0.004, 1.6)
@@ -108,6 +107,7 @@ WORLDS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("jitter", [0.0, 0.03])
 @pytest.mark.parametrize("seed", range(2))

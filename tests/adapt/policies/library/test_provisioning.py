@@ -2,13 +2,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastune.adapt.policies.base import Limits
 from elastune.adapt.policies.host import PolicyState
 from elastune.adapt.policies.library.provisioning import Provisioning, ProvisioningState, Rate, advance, worth
-from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Snapshot
 from elastune.core.errors import UserError
-from elastune.testing.kits.policy import PolicyDriver, PolicyKit
-from elastune.testing.kits.policy_world import PolicyWorld
+from elastune.testing.kits.policy import PolicyDriver, PolicyKit, PolicyWorld
 
 RULES = Provisioning(threshold=0.5, add=1, settle=5, retry=100, wait_s=10)
 
@@ -53,6 +52,7 @@ def test_error_of_the_worth():
     assert error == pytest.approx(((4 * by_few) ** 2 + (5 * by_many) ** 2) ** 0.5, rel=0.01)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("jitter", [0.0, 0.03])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("compute_s", "reduce_s"), [(0.4, 0.004), (0.4, 0.02), (0.4, 0.05), (0.1, 0.0), (0.1, 0.2)])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.adapt.policies.base import Policy
-from elastune.adapt.policies.guards import Bounds, ChangeBudget, Cooldown, Patience
+from elastune.adapt.policies.host import Bounds, ChangeBudget, Cooldown, Patience
 from elastune.adapt.policies.library import registry
 from elastune.adapt.policies.library.gns import GrowWithNoise
 from elastune.adapt.policies.library.registry import POLICIES, build, build_all, monitors_for, split_policy

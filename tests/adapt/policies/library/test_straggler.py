@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastune.adapt.policies.base import Limits
 from elastune.adapt.policies.library.straggler import StragglerResponse, StragglerState, advance
-from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
 from elastune.testing.kits.policy import PolicyKit, decide

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from elastune.adapt.policies.base import Limits
 from elastune.adapt.policies.library.registry import build
 from elastune.adapt.policies.library.sync import SyncByLink, SyncBySize, local_steps_for
-from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Decision, Signal
 from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
+from elastune.adapt.policies.base import Limits
 from elastune.adapt.policies.library.warmup import WarmUp
-from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
 from elastune.testing.kits.policy import PolicyDriver, PolicyKit, decide

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastune.adapt.policies.base import HOOKS, Hook, Policy
+from elastune.adapt.policies.base import HOOKS, Hook, Limits, Policy, Run
 from elastune.adapt.policies.collectives import CollectiveFailed
 from elastune.adapt.policies.host import MOST_FAILURES, Failure, PolicyEntry, PolicyHost, Proposal
-from elastune.adapt.policies.run import Limits, Run
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
 from elastune.testing.kits.policy import LIMITS, SimulatedWorkers, make_snapshot

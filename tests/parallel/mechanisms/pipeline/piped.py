@@ -11,15 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from elastune.core.batch_slices import BatchSlice, shares
 from elastune.core.mesh import Mesh
 from elastune.core.run import ExecutionSettings, Schedule
-from elastune.core.slots import Fold
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.core.slots import BatchSlice, Fold, shares
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.process_groups import Comms, form_comms, replicated
-from elastune.parallel.mechanisms.base import Buffers
-from elastune.parallel.mechanisms.model_parallel import ModelParallel
+from elastune.parallel.mechanisms.base import Buffers, ModelParallel
 from elastune.parallel.mechanisms.pipeline.pipeline_parallel import Pipeline, divide_into_stages, plan_stages
 from elastune.testing.worker_processes import LIMIT_S, Worker
 

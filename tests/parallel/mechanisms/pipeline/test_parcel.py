@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from elastune.core.errors import UserError
-from elastune.parallel.mechanisms.pipeline.messages import ALIGNMENT, pack, tensors_in, unpack
+from elastune.parallel.mechanisms.pipeline.stage import ALIGNMENT, pack, tensors_in, unpack
 
 BASE = torch.arange(240.0)
 TENSORS = {

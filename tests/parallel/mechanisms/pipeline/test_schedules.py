@@ -9,7 +9,7 @@ import pytest
 from benchmarks.parallel.bubble import idle_part
 
 from elastune.core.run import Schedule
-from elastune.parallel.mechanisms.pipeline.schedules import CHUNKS, SCHEDULES, Action
+from elastune.parallel.mechanisms.pipeline.pipeline_parallel import CHUNKS, SCHEDULES, Action
 
 COSTS = {"forward": 1.0, "backward": 2.0, "input": 1.0, "weight": 1.0}
 NAMES: list[Schedule] = ["1f1b", "gpipe", "interleaved", "zero-bubble"]

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.distributed.tensor.parallel import SequenceParallel
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.layout import ParamBlock
 from elastune.core.mesh import Mesh
 from elastune.core.run import ExecutionSettings
+from elastune.core.slots import BatchSlice
 from elastune.parallel.comm.group import Group, GroupBroken
-from elastune.parallel.mechanisms.model_parallel import ModelParallel
+from elastune.parallel.mechanisms.base import ModelParallel
 from elastune.parallel.mechanisms.tensor.blocked import Blocked
 from elastune.parallel.mechanisms.tensor.tensor_parallel import TensorParallel, chosen, plan_layers
 from elastune.parallel.mechanisms.tensor.trunk import divide_layers

@@ -14,15 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.core.batch_slices import apart, shares
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import ExecutionSettings, derive
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.core.slots import apart, shares
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms, form_comms, replicated
-from elastune.parallel.mechanisms.base import Replica
-from elastune.parallel.mechanisms.model_parallel import ModelParallel
+from elastune.parallel.mechanisms.base import ModelParallel, Replica
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica
 from elastune.parallel.mechanisms.tensor.tensor_parallel import DataParallelTrunk, Plan, plan_layers
 from elastune.parallel.mechanisms.tensor.trunk import divide_layers

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.mesh import AXES, Mesh
-from elastune.core.run import ExecutionSettings, Mode
-from elastune.parallel.comm.gloo import GlooFactory
+from elastune.core.run import ExecutionSettings
+from elastune.core.slots import BatchSlice, Mode
+from elastune.parallel.comm.backends import GlooFactory
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms
-from elastune.parallel.mechanisms.model_parallel import ModelParallel
+from elastune.parallel.mechanisms.base import ModelParallel
 from elastune.parallel.mechanisms.tensor.layers import Divided
 from elastune.parallel.mechanisms.tensor.tensor_parallel import TensorParallel, plan_layers
 from elastune.parallel.mechanisms.tensor.trunk import divide_layers
@@ -91,6 +91,7 @@ def work(worker: Worker) -> None:
     worker.receive()
 
 
+@pytest.mark.soak
 def test_the_width_does_not_show() -> None:
     with processes(WIDEST, work) as them:
         results = {width: [them.receive(rank)[0] for rank in range(width)] for width in range(1, WIDEST + 1)}

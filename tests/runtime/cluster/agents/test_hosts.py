@@ -110,6 +110,7 @@ def test_hosts_come_die_and_go(begin: Begin, tmp_path: Path) -> None:
     assert run.left() == []
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_study_on_hosts_that_come_die_and_go(begin: Begin, tmp_path: Path, cluster: LocalCluster) -> None:
     study = ["--sampler", "random", "--trials", "4", "--mode", "exact", "--slots", "4", "--seed", "3"]

@@ -65,6 +65,7 @@ def agent(cluster: HostsCluster, host: str, launcher: Launcher, logs: Path) -> t
     return thread
 
 
+@pytest.mark.soak
 def test_workers_that_never_come_are_lost_and_the_others_train(
     tmp_path: Path, tiny: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_workers_that_never_come_are_lost_and_the_others_train(
     assert liar.ended
 
 
+@pytest.mark.soak
 def test_a_device_that_a_host_does_not_have_is_told_with_the_host(tmp_path: Path, tiny: Program) -> None:
     with HostsCluster("127.0.0.1", 0, TOKEN) as cluster:
         thread = agent(cluster, "n7", ForkLauncher(1, devices=("cuda:0",)), tmp_path / "n7")

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.core.errors import UserError
-from elastune.elastic.wire.contact import Contact
-from elastune.elastic.wire.handshake import SALT_DIGITS, derived
+from elastune.elastic.wire.contact import SALT_DIGITS, Contact, derived
 from elastune.elastic.wire.transport import MARK, fingerprint_of
 from elastune.parallel.comm.sockets import address_of, addresses, interface_with
 from elastune.runtime.agents.credentials import certificate_path, credentials, make_token, read_token

@@ -82,6 +82,7 @@ def run(tmp_path: Path) -> Iterator[SpotRun]:
         yield SpotRun(tmp_path, stack)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_spot_hosts_that_come_take_the_place_of_on_demand_ones(run: SpotRun, cluster: LocalCluster) -> None:
     run.agent("on-demand")

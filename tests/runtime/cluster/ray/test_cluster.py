@@ -181,6 +181,7 @@ def test_nodes_come_die_and_are_drained(cluster: Cluster, tmp_path: Path, undist
     assert (len(lost), len(left)) == (2, 2), gone
 
 
+@pytest.mark.soak
 def test_nothing_on_the_nodes_outlives_a_killed_controller(cluster: Cluster, tmp_path: Path) -> None:
     node(cluster)
     found = {finding.name: finding.value for finding in RayKind(address=cluster.address).examine()}
@@ -200,6 +201,7 @@ def elsewhere() -> Iterator[str]:
         yield network.address
 
 
+@pytest.mark.soak
 def test_the_next_controller_takes_actors_over(
     cluster: Cluster, tmp_path: Path, undisturbed: str, elsewhere: str
 ) -> None:

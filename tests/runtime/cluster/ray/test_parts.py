@@ -14,7 +14,7 @@ import pytest
 
 from elastune.cli import main
 from elastune.core.errors import UserError
-from elastune.elastic.wire.handshake import challenge, new_nonce
+from elastune.elastic.wire.contact import challenge, new_nonce
 from elastune.runtime.clusters import ray_actor as actor
 from elastune.runtime.clusters.fleet import check_no_controller, read_controller_address, write_controller_address
 from elastune.runtime.clusters.kind import Access
@@ -85,6 +85,7 @@ def test_without_ray_a_line_tells_how_to_install_it(
     assert f"needs the package ray (got it is not installed): {INSTALL}" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_an_agent_gets_its_token_and_its_end_is_told() -> None:
     end = run_agent(b"a token that is long enough\n".replace(b" ", b"-"), NOWHERE, lambda: None)
     assert end.code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -18,6 +19,46 @@ from tests.support.slurm import VirtualSlurm
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Adopted, Regrouped, Reported, RunFinished, RunStarted, WorkerGone
 from elastune.report.sample_ledger import ledger
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.soak
+def test_a_requeue_of_the_controller_s_job_hands_its_workers_over(
+    slurm: VirtualSlurm, tmp_path: Path, undisturbed: str
+) -> None:
+    out, go, script = tmp_path / "run", tmp_path / "go", tmp_path / "controller.sh"
+    settings = [*TRAINING, "--set", "pause_s=0.4", "--set", f"until={go}", "--workers", "2", "--grace", "120s"]
+    cluster = ["--cluster", "slurm:agents=jobs,partition=main,workers_per_node=2", "--out", str(out), "--resume"]
+    words = [sys.executable, "-m", "elastune", "run", str(PROGRAM), *settings, *cluster]
+    script.write_text(f"#!/bin/sh\nexec {shlex.join(words)}\n")
+
+    def records(kind: type) -> list[Any]:
+        journal = out / "journal.jsonl"
+        return [entry.record for entry in read(journal) if isinstance(entry.record, kind)] if journal.exists() else []
+
+    def until(true: Callable[[], object]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not true():
+            logs = [log.read_text() for log in (*tmp_path.glob("*.out"), *out.glob("cluster/*.log"))]
+            assert time.monotonic() < deadline, (logs, slurm.told())
+            time.sleep(0.1)
+
+    options = ["--parsable", "--requeue", "--open-mode=append", f"--output={tmp_path}/controller.out", str(script)]
+    submitted = subprocess.run(["sbatch", *options], env=slurm.environment, capture_output=True, text=True, check=True)
+    job = submitted.stdout.strip()
+    until(lambda: records(Reported))
+    before = worker_processes(out)
+    assert len(before) == 2
+    slurm.order("scontrol", "requeue", job)
+    until(lambda: records(Adopted))
+    assert (records(Adopted)[0].workers, records(Adopted)[0].lost) == ([0, 1], [])
+    assert worker_processes(out) == before, "the same processes"
+    go.touch()
+    until(lambda: records(RunFinished) and not slurm.queue())
+    (finished,) = records(RunFinished)
+    assert (finished.stopped, finished.sha256) == ("complete", undisturbed)
+    assert len(records(RunStarted)) == 1, "nothing was begun again"
+    assert "Slurm begins this job again" in (tmp_path / "controller.out").read_text()
 
 
 @pytest.mark.timeout(400)

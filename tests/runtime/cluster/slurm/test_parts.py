@@ -37,6 +37,7 @@ from elastune.runtime.clusters.slurm_commands import (
     agent_command,
     ask,
     batch_script,
+    begins_again,
     last_line,
     never_starts,
     outside,
@@ -436,6 +437,34 @@ def test_slow_answers_and_none_are_told(programs: Path, tmp_path: Path) -> None:
 def test_a_job_knows_nothing_of_the_job_that_it_was_submitted_in() -> None:
     environment = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_CONF": "c", "PATH": "p"}
     assert outside(environment) == {"SLURM_CONF": "c", "PATH": "p"}
+
+
+@pytest.mark.parametrize(
+    ("counted", "answer", "again"),
+    [
+        (None, "JobState=COMPLETING Requeue=1 Restarts=1 BatchFlag=1", True),
+        (None, "JobState=COMPLETING Requeue=1 Restarts=0 BatchFlag=1", False),  # scancel
+        ("1", "Requeue=1 Restarts=1", False),
+        ("1", "Requeue=1 Restarts=2", True),
+        ("many", "Restarts=2", False),
+        (None, "slurm_load_jobs error: Invalid job id specified", False),
+    ],
+)
+def test_a_job_that_slurm_begins_again(
+    counted: str | None, answer: str, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastune.runtime.clusters.slurm_commands.ask", lambda *words, **limit: answer)
+    count = {} if counted is None else {"SLURM_RESTART_COUNT": counted}
+    assert begins_again({"SLURM_JOB_ID": "7", **count}) == again
+    assert not begins_again(count), "it is in no job"
+
+
+def test_a_slurm_that_does_not_answer_begins_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*words: str, **limit: float) -> str:
+        raise NotStarted("scontrol has not answered within 5 s")
+
+    monkeypatch.setattr("elastune.runtime.clusters.slurm_commands.ask", silent)
+    assert not begins_again({"SLURM_JOB_ID": "7"})
 
 
 def test_the_last_line_of_a_log(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def changed(run: Controller) -> Iterator[None]:
     run.until_on(4)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_jobs_come_and_go_while_a_run_trains(
     slurm: VirtualSlurm, controllers: Callable[..., Controller], undisturbed: str
@@ -232,6 +233,7 @@ def test_workers_of_srun_are_one_run(slurm: VirtualSlurm, tmp_path: Path, undist
     assert json.loads(done.stdout)["sha256"] == undisturbed
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_controller_in_a_job_submits_itself_again(slurm: VirtualSlurm, tmp_path: Path, undisturbed: str) -> None:
     command = tmp_path / "elastune"
@@ -294,6 +296,7 @@ def test_doctor_tells_what_there_is(
     assert "Slurm must answer" in capfd.readouterr().err
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_controller_that_is_killed_leaves_no_job(slurm: VirtualSlurm, controllers: Callable[..., Controller]) -> None:
     run = controllers("slurm:workers_per_node=2")

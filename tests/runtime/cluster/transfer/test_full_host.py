@@ -15,6 +15,7 @@ import torch
 from elastune.core.run import Position
 from elastune.train.checkpoints.checkpoint import NoRoom
 from elastune.train.checkpoints.place import LocalStorage
+from elastune.train.checkpoints.checkpoint_part import CheckpointPart
 from elastune.train.checkpoints.spool import Spool
 
 spool = Spool(Path(sys.argv[1]) / "spool")
@@ -29,11 +30,11 @@ def told(act):
         print(full.value)
 
 
-large = {"model": {"w": torch.zeros(1 << 19)}}
+large = CheckpointPart.of({"model": {"w": torch.zeros(1 << 19)}})
 at = near.draft("1-1-0")
 assert told(lambda: near.contribute(at, large)) is None
 at = near.draft("2-1-0")  # what was left of the one before it is gone
-share = near.contribute(at, {"model": {"w": torch.zeros(8)}})
+share = near.contribute(at, CheckpointPart.of({"model": {"w": torch.zeros(8)}}))
 try:
     with (spool.at / "filler").open("wb", buffering=0) as filler:
         for size in (4096, 1):
@@ -58,5 +59,7 @@ def test_a_full_disk_of_a_host_is_no_room_there(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     *full, tickets = done.stdout.splitlines()
     assert len(full) == 3, full
-    assert all(line.startswith("host n7: ") and "No space left on device" in line for line in full), full
+    assert all(line.startswith("host n7: ") for line in full), full
+    assert "2 MiB needed, 1 MiB free" in full[0], "refused before its first byte"
+    assert all("No space left on device" in line for line in full[1:]), full
     assert tickets == "1"

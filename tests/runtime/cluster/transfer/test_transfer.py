@@ -30,6 +30,7 @@ from elastune.train.checkpoints.checkpoint import (
     save,
     sealed_state,
 )
+from elastune.train.checkpoints.checkpoint_part import CheckpointPart
 from elastune.train.checkpoints.place import LocalStorage
 from elastune.train.checkpoints.spool import CheckpointReply, CheckpointRequest, Spool, Ticket
 
@@ -71,9 +72,9 @@ class Side:
         near = LocalStorage(spool)
         at = near.draft(f"{step}-{view}-0")
         near.make_room(at, leads=True)
-        share = contribute(at, states())
+        share = contribute(at, CheckpointPart.of(states()))
         near.written(at, share.file)
-        assert near.publish(at, Position(step=step), {"seed": 0}, [share]) is None
+        assert near.publish(at, Position(step=step), {"seed": 0}, [share]).path is None
         return near
 
 
@@ -197,7 +198,7 @@ def test_a_checkpoint_is_one_when_all_of_it_is_there(tmp_path: Path) -> None:
     late = inbox.receive(offer(b"123", draft=".draft-2-1-0"))
     assert late is not None
     at = tmp_path / "near" / ".draft-3-1-0"
-    parts = [contribute(at, states(), number, 2) for number in range(1)]
+    parts = [contribute(at, CheckpointPart.of(states()), number, 2) for number in range(1)]
     content = sealed_state(Position(step=3), {}, parts)
     name = parts[0].file.name
     arrived = []
@@ -219,7 +220,7 @@ def test_a_later_checkpoint_of_the_same_step_replaces_the_first(tmp_path: Path) 
     """As at the end of an epoch, where one was written after its last step."""
     inbox, path = CheckpointReceiver(tmp_path), of_step(tmp_path / "checkpoints", 3)
     for draft, epoch in ((".draft-3-1-1", 1), (".draft-3-1-2", 2)):
-        part = contribute(tmp_path / "near" / draft, states())
+        part = contribute(tmp_path / "near" / draft, CheckpointPart.of(states()))
         state, tensors = sealed_state(Position(step=3, epoch=epoch), {}, [part]), part.file.name
         for name, content in ((tensors, (tmp_path / "near" / draft / tensors).read_bytes()), (STATE, state)):
             receiving = inbox.receive(offer(content, name, draft))
@@ -340,7 +341,7 @@ def test_a_writer_waits_for_an_agent_that_is_behind_and_then_does_without(tmp_pa
     for step in (1, 2):
         at = near.draft(f"{step}-1-0")
         near.make_room(at, leads=True)
-        near.written(at, contribute(at, states()).file)
+        near.written(at, contribute(at, CheckpointPart.of(states())).file)
     with pytest.raises(NoRoom, match="2 checkpoints are not with the controller"):
         near.make_room(near.draft("3-1-0"), leads=True)
     path, ticket = spool.tickets()[0]
@@ -356,7 +357,7 @@ def test_what_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     spool.make()
     near = LocalStorage(spool)
     at = near.draft("1-1-0")
-    contribute(at, states())
+    contribute(at, CheckpointPart.of(states()))
     assert at.is_dir()
     near.draft("1-1-1")
     assert not at.exists()

@@ -25,14 +25,16 @@ from elastune.core.journal.records import (
 from elastune.train.program.space import Sample, probe
 from elastune.tuning.search.constraint import parse_constraints
 from elastune.tuning.search.objective import Objective, parse_objectives
-from elastune.tuning.search.suggester import Suggester, Suggestion, replay
-from elastune.tuning.search.warm_start import (
+from elastune.tuning.search.suggester import (
     Context,
+    Suggester,
+    Suggestion,
     TransferableTrial,
     best_of,
     clocked,
     differences,
     fit,
+    replay,
     shares,
     similarity,
     spread_of,

@@ -8,7 +8,7 @@ import pytest
 
 from elastune.core.journal.records import ProposalAsked, Record, TrialFinished, TrialPaused, TrialResumed, TrialStarted
 from elastune.tuning.search.objective import parse_objectives
-from elastune.tuning.search.samplers import GP_TRIALS, gp_s, resolve
+from elastune.tuning.search.registry import GP_TRIALS, gp_s, resolve
 from elastune.tuning.search.suggester import SearchReplay, Suggester, Suggestion
 
 TWO = parse_objectives({"accuracy": "max", "seconds": "min"})

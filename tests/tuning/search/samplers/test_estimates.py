@@ -7,7 +7,7 @@ from elastune.train.program.space import Sample, probe
 from elastune.tuning.search.constraint import parse_constraints
 from elastune.tuning.search.history import History, Outcome
 from elastune.tuning.search.objective import parse_objectives
-from elastune.tuning.search.samplers import GENERATIONAL, make_sampler
+from elastune.tuning.search.registry import GENERATIONAL, make_sampler
 from elastune.tuning.search.suggester import Suggester
 
 TWO = parse_objectives({"error": "min", "seconds": "min"})

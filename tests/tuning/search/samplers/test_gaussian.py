@@ -311,6 +311,7 @@ def maximised(kind: type[GPSampler], several: bool, broken: str, running: int) -
     return acquisition, best
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("running", [0, 2])
 @pytest.mark.parametrize("broken", ["no constraint", "some", "all"])
 @pytest.mark.parametrize("several", [False, True])

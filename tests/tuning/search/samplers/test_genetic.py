@@ -17,7 +17,7 @@ from elastune.tuning.search.constraint import parse_constraints
 from elastune.tuning.search.front import hypervolume
 from elastune.tuning.search.genetic import GeneticOptions, Lineage, parents, parse_genetics, place, unfinished
 from elastune.tuning.search.objective import parse_objectives
-from elastune.tuning.search.samplers import check_sampler
+from elastune.tuning.search.registry import check_sampler
 from elastune.tuning.search.suggester import Suggester, replay
 
 ONE = parse_objectives({"y": "min"})

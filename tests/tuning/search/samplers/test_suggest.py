@@ -11,7 +11,7 @@ from elastune.tuning.search.front import nondominated
 from elastune.tuning.search.gaussian import GaussianSampler
 from elastune.tuning.search.history import TRAINED
 from elastune.tuning.search.objective import oriented, parse_objectives
-from elastune.tuning.search.samplers import SAMPLERS
+from elastune.tuning.search.registry import SAMPLERS
 from elastune.tuning.search.suggester import Suggester, replay
 
 TWO = parse_objectives({"accuracy": "max", "seconds": "min"})

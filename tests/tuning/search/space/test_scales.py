@@ -12,10 +12,10 @@ import pytest
 
 from elastune.core.journal.records import TrialFinished
 from elastune.train.program.space import probe
+from elastune.tuning.search.front import RAW, on_scales, scale_of
 from elastune.tuning.search.history import History, Outcome
 from elastune.tuning.search.objective import parse_objectives
-from elastune.tuning.search.samplers import make_sampler
-from elastune.tuning.search.scales import RAW, on_scales, scale_of
+from elastune.tuning.search.registry import make_sampler
 from elastune.tuning.search.suggester import Suggester
 
 TWO = parse_objectives({"error": "min", "seconds": "min"})

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.tuning.search.early_stopping import STOPPINGS, make_schedule
 from elastune.tuning.search.halving import Halving
 from elastune.tuning.search.objective import parse_objectives
+from elastune.tuning.search.registry import STOPPINGS, make_schedule
 from elastune.tuning.search.schedule import IntermediateResult, NewTrial, Resume, RungEntry, ToTheEnd, levels, ranked
 
 ONE = parse_objectives({"error": "min"})

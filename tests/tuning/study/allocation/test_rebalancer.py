@@ -72,6 +72,7 @@ def test_freed_workers_flow_to_running_trials(cluster: LocalCluster, tmp_path: P
         assert r.metrics["cost"] == pytest.approx(r.metrics["seconds"] * r.worker_seconds / r.seconds / 3600)
 
 
+@pytest.mark.soak
 def test_a_long_trial_waits_for_idle_workers_and_ends_with_the_same_weights(
     cluster: LocalCluster, tmp_path: Path, tiny: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_halving_spends_less_and_changes_no_result(
         tune(request(tiny, out, stopping="hyperband", resume=True), space=space, cluster=cluster)
 
 
+@pytest.mark.soak
 def test_a_budget_of_worker_hours_pauses_what_runs(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
     out = tmp_path / "out"
     asked = request(tiny, out, worker_hours=3.0 / 3600, trials=None, config={"pause_s": 0.05})

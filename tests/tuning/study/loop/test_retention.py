@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from elastune.core.errors import UserError
+from elastune.core.journal.folds import TrialTable
 from elastune.core.journal.records import ArtifactKept, ArtifactRemoved, Entry, RunFinished, TrialFinished, TrialStarted
-from elastune.core.journal.trials import TrialTable
 from elastune.runtime.clusters.base import LocalFiles
 from elastune.train.checkpoints.out_folder import OutFolder
 from elastune.train.predictions import keep

@@ -11,6 +11,7 @@ import pytest
 
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
+from elastune.core.journal.folds import TrialTable
 from elastune.core.journal.records import (
     Entry,
     Record,
@@ -21,13 +22,12 @@ from elastune.core.journal.records import (
     TrialResumed,
     TrialStarted,
 )
-from elastune.core.journal.trials import TrialTable
 from elastune.core.run import Program
 from elastune.report.explain import explain
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.tuning.search.constraint import parse_constraints
 from elastune.tuning.search.objective import parse_objectives
-from elastune.tuning.search.samplers import generation_size
+from elastune.tuning.search.registry import generation_size
 from elastune.tuning.simulate.run import SurrogateModel, simulate
 from elastune.tuning.study.budget import StopRules
 from elastune.tuning.study.request import StudyRequest

@@ -10,8 +10,8 @@ import pytest
 from tests.support.studies import SETTINGS, Telling, stopping_study
 
 from elastune.core.errors import UserError
+from elastune.core.journal.folds import fold
 from elastune.core.journal.records import StudyStarted, TrialStarted
-from elastune.core.journal.trials import fold
 from elastune.tuning.study.results import Study
 from elastune.tuning.study.trials import flat_row
 

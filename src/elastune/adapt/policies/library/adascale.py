@@ -15,7 +15,7 @@ from elastune.core.errors import UserError
 from elastune.core.plan.batch_size import gain
 
 if TYPE_CHECKING:
-    from elastune.adapt.policies.run import Run
+    from elastune.adapt.policies.base import Run
 
 
 class AdaScale(Policy):

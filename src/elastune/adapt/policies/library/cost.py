@@ -16,7 +16,7 @@ from elastune.core.cost import Cost
 from elastune.core.errors import UserError
 
 if TYPE_CHECKING:
-    from elastune.adapt.policies.run import Run
+    from elastune.adapt.policies.base import Run
 
 STEPS_TO_STOP = 2  # a decision after a step takes effect after the next step
 ASK_AGAIN_STEPS = 100

@@ -21,7 +21,7 @@ from elastune.core.divergence import limit
 from elastune.core.errors import UserError
 
 if TYPE_CHECKING:
-    from elastune.adapt.policies.run import Run
+    from elastune.adapt.policies.base import Run
 
 Action = Literal["remember", "restore", "stop"]
 MEMORY = 50  # sane losses that the smoothed one looks back on

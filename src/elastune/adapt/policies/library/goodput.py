@@ -26,7 +26,7 @@ from elastune.core.plan.batch_size import Noise, check_rule, efficiency
 from elastune.core.plan.data_parallel import Observation, fit_steps
 
 if TYPE_CHECKING:
-    from elastune.adapt.policies.run import Run
+    from elastune.adapt.policies.base import Run
 
 MOST_OBSERVED = 64  # settings whose newest times are kept
 LEAST_EVERY = 5  # steps; the monitor needs some to measure the new setting's times

@@ -22,7 +22,7 @@ from elastune.core.decisions import Snapshot
 from elastune.core.errors import UserError
 
 if TYPE_CHECKING:
-    from elastune.adapt.policies.run import Run
+    from elastune.adapt.policies.base import Run
 
 Phase = Literal["measuring", "growing", "shrinking", "settled"]
 LEAST_SETTLE = 5  # steps; the monitor needs some to measure the new setting's times

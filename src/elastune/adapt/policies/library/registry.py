@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from elastune.adapt.policies.base import Policy
-from elastune.adapt.policies.guards import GUARD_OPTIONS, guards_for
-from elastune.adapt.policies.host import PolicyEntry
+from elastune.adapt.policies.host import GUARD_OPTIONS, PolicyEntry, guards_for
 from elastune.adapt.policies.library.adascale import AdaScale
 from elastune.adapt.policies.library.cost import CostCap
 from elastune.adapt.policies.library.divergence import DivergenceGuard

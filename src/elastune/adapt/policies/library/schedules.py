@@ -15,7 +15,7 @@ from elastune.core.errors import UserError
 from elastune.core.plan.batch_size import check_rule, rule_monitors
 
 if TYPE_CHECKING:
-    from elastune.adapt.policies.run import Run
+    from elastune.adapt.policies.base import Run
 
 Unit = Literal["epoch", "step"]
 

@@ -19,7 +19,7 @@ from elastune.adapt.policies.base import Hook, Policy
 from elastune.core.errors import UserError
 
 if TYPE_CHECKING:
-    from elastune.adapt.policies.run import Run
+    from elastune.adapt.policies.base import Run
 
 ACTIONS = ("replace", "shrink")
 

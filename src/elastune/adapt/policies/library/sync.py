@@ -18,7 +18,7 @@ from elastune.core.options import Range, check
 from elastune.core.sync_plan import Moments, Send, SyncPlan
 
 if TYPE_CHECKING:
-    from elastune.adapt.policies.run import Run
+    from elastune.adapt.policies.base import Run
 
 Apart = Literal["local", "diloco", "averaging", "gossip", "pair_averaging"]
 USUAL_LEARNERS = 8

@@ -13,7 +13,7 @@ from elastune.adapt.policies.base import Policy
 from elastune.core.errors import UserError
 
 if TYPE_CHECKING:
-    from elastune.adapt.policies.run import Run
+    from elastune.adapt.policies.base import Run
 
 
 class WarmUp(Policy):

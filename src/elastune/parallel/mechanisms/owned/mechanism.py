@@ -20,16 +20,15 @@ import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.layout import BucketPlan, Segment, gathered_in
 from elastune.core.mesh import AXES, Axis, Mesh
 from elastune.core.run import ExecutionSettings
+from elastune.core.slots import BatchSlice
 from elastune.parallel.comm.group import Group, GroupBroken, Work
 from elastune.parallel.comm.process_groups import Comms
-from elastune.parallel.mechanisms.base import Mechanism, Ready, Replica
+from elastune.parallel.mechanisms.base import Mechanism, ModelParallel, Parallelize, Ready, Replica, Until
 from elastune.parallel.mechanisms.guards import ProcessLocal, refuse_copies, refuse_unless_elementwise
-from elastune.parallel.mechanisms.model_parallel import ModelParallel, Parallelize, Until
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica, ProgramModel
 from elastune.parallel.mechanisms.owned.store import ParameterStore, free, has_storage
 from elastune.parallel.mechanisms.tensor.blocked import Blocked

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.layout import (
     BucketPlan,
@@ -26,13 +25,13 @@ from elastune.core.layout import (
     owners_in_group,
     remote_owners,
 )
+from elastune.core.slots import BatchSlice
 from elastune.parallel.comm.group import GroupBroken, Work
 from elastune.parallel.comm.norms import clip_factor, global_norm
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms import torch_private
-from elastune.parallel.mechanisms.base import Ready, Replica, storage_bytes
+from elastune.parallel.mechanisms.base import ModelParallel, Ready, Replica, Until, storage_bytes
 from elastune.parallel.mechanisms.guards import GradientGuard
-from elastune.parallel.mechanisms.model_parallel import ModelParallel, Until
 from elastune.parallel.mechanisms.owned.placement import VALUES, PlacedState
 from elastune.parallel.mechanisms.owned.store import ParameterStore
 

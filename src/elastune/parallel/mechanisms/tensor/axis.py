@@ -21,8 +21,8 @@ import torch
 from elastune.core.errors import UserError
 from elastune.core.slots import Fold, cut, subtrees, tree_sum
 from elastune.parallel.comm.group import Group, GroupBroken
+from elastune.parallel.mechanisms.base import FailureHooks
 from elastune.parallel.mechanisms.guards import ProcessLocal
-from elastune.parallel.mechanisms.model_parallel import FailureHooks
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
 _HEAD = 11  # numbers that describe a tensor: dtype, kind of call, number of dimensions, and up to eight sizes

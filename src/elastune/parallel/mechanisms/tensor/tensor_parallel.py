@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.journal.records import LayersDivided
 from elastune.core.layout import Box, ParamBlock, Split
 from elastune.core.mesh import Mesh
-from elastune.core.slots import cut
+from elastune.core.slots import BatchSlice, cut
 from elastune.parallel.comm.process_groups import Comms
-from elastune.parallel.mechanisms.model_parallel import ModelParallel
+from elastune.parallel.mechanisms.base import ModelParallel
 from elastune.parallel.mechanisms.tensor.axis import BlockAxis
 from elastune.parallel.mechanisms.tensor.blocked import as_whole
 from elastune.parallel.mechanisms.tensor.layers import (

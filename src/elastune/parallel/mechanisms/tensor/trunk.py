@@ -21,14 +21,14 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import nn
 
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.formatting import count as counted
 from elastune.core.run import ExecutionSettings
+from elastune.core.slots import BatchSlice
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.comm.process_groups import Comms
+from elastune.parallel.mechanisms.base import ModelParallel, Until, restore_rng_states, rng_states
 from elastune.parallel.mechanisms.guards import refuse_pickling
-from elastune.parallel.mechanisms.model_parallel import ModelParallel, Until, restore_rng_states, rng_states
 from elastune.parallel.mechanisms.tensor.axis import BlockAxis
 from elastune.parallel.mechanisms.tensor.blocked import as_whole
 from elastune.parallel.mechanisms.tensor.layers import ParallelStyle

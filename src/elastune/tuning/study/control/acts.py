@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from elastune.core.errors import UserError
 from elastune.core.journal.act_records import OF_TRIALS
+from elastune.core.journal.folds import TrialSummary
 from elastune.core.journal.records import ActAsked, ActDone, Record, StudyStarted, TrialResumed
-from elastune.core.journal.trials import TrialSummary
 from elastune.tuning.study.control.requests import LOOK_S, Inbox
 
 if TYPE_CHECKING:  # a page that shows what was asked needs no torch
