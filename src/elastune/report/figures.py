@@ -53,7 +53,7 @@ class Axis:
         return whole_ticks(low, high) if self.whole else ()
 
 
-class Side(NamedTuple):
+class EdgeSide(NamedTuple):
     """Where a point lies beyond its axes: left of them or below (-1), right of them or above (1), or neither (0)."""
 
     across: int
@@ -102,11 +102,11 @@ class Series:
         reaches = (each and (min(FARTHEST, each[0]), min(FARTHEST, each[1])) for each in self.error)
         object.__setattr__(self, "error", tuple(reaches))
 
-    def beyond(self, panel: Panel) -> dict[int, Side]:
+    def beyond(self, panel: Panel) -> dict[int, EdgeSide]:
         """The points that lie beyond the axes of ``panel``, and on which side."""
         points = enumerate(zip(self.x, self.y, strict=True))
-        sides = {i: Side(panel.beside(x), panel.beyond(y)) for i, (x, y) in points if y is not None}
-        return {i: side for i, side in sides.items() if side != Side(0, 0)}
+        sides = {i: EdgeSide(panel.beside(x), panel.beyond(y)) for i, (x, y) in points if y is not None}
+        return {i: side for i, side in sides.items() if side != EdgeSide(0, 0)}
 
     def is_hollow(self, i: int) -> bool:
         """Whether point ``i`` is modelled."""

@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from elastune.core.formatting import number
 from elastune.report import figures as palette
-from elastune.report.figures import Axis, Bars, Figure, Line, Marker, Panel, Series, Side
+from elastune.report.figures import Axis, Bars, EdgeSide, Figure, Line, Marker, Panel, Series
 
 SYMBOLS: dict[Marker, str] = {"circle": "circle", "square": "square", "diamond": "diamond", "ring": "circle"}
 PANEL_HEIGHT_PX = 360
@@ -206,7 +206,7 @@ def _band(series: Series, floor: float, shared: dict[str, Any]) -> go.Scatter:
     )
 
 
-def _outside(series: Series, beyond: dict[int, Side], panel: Panel, shared: dict[str, Any]) -> go.Scatter:
+def _outside(series: Series, beyond: dict[int, EdgeSide], panel: Panel, shared: dict[str, Any]) -> go.Scatter:
     """Points beyond the axes, at their edges."""
     points = list(beyond)
     drawn = [panel.drawn(series.x[i], series.y[i] or 0.0) for i in points]
