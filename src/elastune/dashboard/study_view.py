@@ -22,6 +22,7 @@ from elastune.core.journal.records import (
 from elastune.tuning.search.front import default_reference, hypervolume, nondominated
 from elastune.tuning.study.control.acts import BUDGETS, StudyControl
 
+SEARCHED = ("search", "member")  # the phases whose trials may be on the front, as in a report
 LONGEST = 200  # characters of a reason or a value in a table
 MOST_SETTINGS = 24  # of one trial
 MOST_ACTS = 50
@@ -85,8 +86,9 @@ class FollowedStudy:
             life = self._table.trials[trial]
             self._used_s += life.worker_seconds - self._used_by.get(trial, 0.0)
             self._used_by[trial] = life.worker_seconds
-            if isinstance(record, TrialFinished) and record.state == "complete" and life.started.phase == "search":
-                self._growth.add(trial, record.values, self._table.seconds, self._used_s)
+            if isinstance(record, TrialFinished) and record.state == "complete" and life.started.phase in SEARCHED:
+                values = {**record.metrics, **record.values}
+                self._growth.add(trial, values, self._table.seconds, self._used_s)
 
     def _note_act(self, at: float, act: ActAsked) -> None:
         what = {name: value for name in (*BUDGETS, "workers") if (value := getattr(act, name)) is not None}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import quantiles
-from typing import Literal
+from typing import Literal, NamedTuple
 
 BEFORE = "#D55E00"  # vermillion
 AFTER = "#0072B2"  # blue
@@ -53,6 +53,20 @@ class Axis:
         return whole_ticks(low, high) if self.whole else ()
 
 
+class EdgeSide(NamedTuple):
+    """Where a point lies beyond its axes: left of them or below (-1), right of them or above (1), or neither (0)."""
+
+    across: int
+    up: int
+
+    @property
+    def arrow(self) -> Literal["left", "right", "down", "up"]:
+        """Where its triangle points to."""
+        if self.up:
+            return "down" if self.up < 0 else "up"
+        return "left" if self.across < 0 else "right"
+
+
 @dataclass(frozen=True)
 class Series:
     """Points of one meaning, in order of x where they are joined. Optional tuples are empty or as long as ``x``.
@@ -88,10 +102,11 @@ class Series:
         reaches = (each and (min(FARTHEST, each[0]), min(FARTHEST, each[1])) for each in self.error)
         object.__setattr__(self, "error", tuple(reaches))
 
-    def beyond(self, panel: Panel) -> dict[int, int]:
-        """The points that lie beyond the y axis of ``panel``: below -1, above 1."""
-        sides = {i: panel.beyond(y) for i, y in enumerate(self.y) if y is not None}
-        return {i: side for i, side in sides.items() if side}
+    def beyond(self, panel: Panel) -> dict[int, EdgeSide]:
+        """The points that lie beyond the axes of ``panel``, and on which side."""
+        points = enumerate(zip(self.x, self.y, strict=True))
+        sides = {i: EdgeSide(panel.beside(x), panel.beyond(y)) for i, (x, y) in points if y is not None}
+        return {i: side for i, side in sides.items() if side != EdgeSide(0, 0)}
 
     def is_hollow(self, i: int) -> bool:
         """Whether point ``i`` is modelled."""
@@ -177,10 +192,12 @@ class Panel:
     bars: tuple[Bars, ...] = ()
     within: tuple[float, float] | None = None
     """What the y axis shows at most; points beyond stand at its edge as triangles. None: it shows every point."""
+    across: tuple[float, float] | None = None
+    """The same of the x axis."""
 
     def x_range(self) -> tuple[float, float]:
         """What the x axis covers."""
-        values = [x for series in self.series for x in series.x]
+        values = [x for series in self.series for x in series.x if self.beside(x) == 0]
         values += [x for bars in self.bars for x in (*bars.begin, *bars.end)]
         return _padded([*values, *self.x.ticks], self.x.log, 0.07)
 
@@ -205,21 +222,23 @@ class Panel:
 
     def beyond(self, y: float) -> int:
         """-1 and 1 where a point lies below and above what the axis shows; else 0."""
-        if self.within is None:
-            return 0
-        return -1 if y < self.within[0] else 1 if y > self.within[1] else 0
+        return _side_of(y, self.within)
+
+    def beside(self, x: float) -> int:
+        """-1 and 1 where a point lies left and right of what the axis shows; else 0."""
+        return _side_of(x, self.across)
 
     def floor(self) -> float:
         """Where points without a value are drawn."""
-        return self._at(0.035)
+        return _at(self.y_range(), self.y.log, 0.035)
 
-    def edge(self, side: int) -> float:
-        """Where points beyond the axis are drawn, below (-1) or above (1)."""
-        return self._at(0.035 if side < 0 else 0.965)
+    def drawn(self, x: float, y: float) -> tuple[float, float]:
+        """Where a point is drawn: at the edge if it lies beyond an axis."""
+        return self.drawn_across(x), _at_edge(y, self.beyond(y), self.y_range(), self.y.log)
 
-    def _at(self, share: float) -> float:
-        low, high = self.y_range()
-        return low * (high / low) ** share if self.y.log else low + (high - low) * share
+    def drawn_across(self, x: float) -> float:
+        """Where on the x axis a point is drawn."""
+        return _at_edge(x, self.beside(x), self.x_range(), self.x.log)
 
 
 @dataclass(frozen=True)
@@ -258,14 +277,35 @@ class Figure:
         return any(any(series.hollow) for panel in self.panels for series in panel.series)
 
 
-def without_outliers(values: Sequence[float], keep: Sequence[float] = ()) -> tuple[float, float] | None:
-    """The range that an axis should show: ``values`` without outliers, and all of ``keep``; None without outliers."""
+def _side_of(value: float, shown: tuple[float, float] | None) -> int:
+    if shown is None:
+        return 0
+    return -1 if value < shown[0] else 1 if value > shown[1] else 0
+
+
+def _at_edge(value: float, side: int, limits: tuple[float, float], log: bool) -> float:
+    return value if side == 0 else _at(limits, log, 0.035 if side < 0 else 0.965)
+
+
+def _at(limits: tuple[float, float], log: bool, share: float) -> float:
+    low, high = limits
+    return low * (high / low) ** share if log else low + (high - low) * share
+
+
+def without_outliers(
+    values: Sequence[float], keep: Sequence[float] = (), *, log: bool = False
+) -> tuple[float, float] | None:
+    """The range that an axis should show: ``values`` without outliers, and all of ``keep``; None without outliers.
+
+    ``log``: the axis is logarithmic, and so are distances on it. All values are positive then.
+    """
     finite = sorted(value for value in values if math.isfinite(value))
     if len(finite) < 4:
         return None
-    first, _, third = quantiles(finite, n=4, method="inclusive")
+    placed = [math.log(value) for value in finite] if log else finite
+    first, _, third = quantiles(placed, n=4, method="inclusive")
     away = FAR_OUT * (third - first)
-    inside = [value for value in finite if first - away <= value <= third + away]
+    inside = [value for value, at in zip(finite, placed, strict=True) if first - away <= at <= third + away]
     if away == 0 or len(inside) == len(finite):
         return None
     shown = [*inside, *keep]

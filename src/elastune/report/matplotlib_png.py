@@ -25,6 +25,7 @@ BAND_OPACITY = 0.22
 LABEL_ROOM = 0.02  # of the width: what a slanted label of a mark takes
 DPI = 200
 DOTS = (0, (1, 2))
+ARROWS = {"down": "v", "up": "^", "left": "<", "right": ">"}
 MAX_CROSSINGS = 60  # markers on a line, beyond which the line stands alone
 
 
@@ -125,14 +126,16 @@ def _points(ax: Axes, series: Series, panel: Panel) -> None:
     order = 2.5 if series.faint else 4.0 if shape == "ring" else 3.0  # a ring lies on top of what it marks
     floor, beyond = panel.floor(), series.beyond(panel)
     valued = [i for i, y in enumerate(series.y) if y is not None and i not in beyond]
-    lost = [series.x[i] for i in range(len(series.x)) if series.y[i] is None]
+    lost = [panel.drawn_across(series.x[i]) for i in range(len(series.x)) if series.y[i] is None]
     ax.plot(lost, [floor] * len(lost), "x", color=series.color, markersize=7, markeredgewidth=1.8, zorder=order)
     for i, side in beyond.items():
         mark: dict[str, Any] = {"color": series.color, "markersize": 9, "zorder": order}
-        ax.plot([series.x[i]], [panel.edge(side)], "v" if side < 0 else "^", **mark)
+        drawn = panel.drawn(series.x[i], series.y[i] or 0.0)
+        ax.plot([drawn[0]], [drawn[1]], ARROWS[side.arrow], **mark)
         if series.inside:
-            away: dict[str, Any] = {"xytext": (8, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
-            ax.annotate(series.inside[i], (series.x[i], panel.edge(side)), color=series.color, **away)
+            away: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7.5}
+            away |= {"xytext": (-8, 0), "ha": "right"} if side.across > 0 else {"xytext": (8, 0)}
+            ax.annotate(series.inside[i], drawn, color=series.color, **away)
     barred = [i for i in valued if any(series.reach(i)) and not series.band]
     if barred:
         bars = list(zip(*map(series.reach, barred), strict=True))

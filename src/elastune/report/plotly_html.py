@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from elastune.core.formatting import number
 from elastune.report import figures as palette
-from elastune.report.figures import Axis, Bars, Figure, Line, Marker, Panel, Series
+from elastune.report.figures import Axis, Bars, EdgeSide, Figure, Line, Marker, Panel, Series
 
 SYMBOLS: dict[Marker, str] = {"circle": "circle", "square": "square", "diamond": "diamond", "ring": "circle"}
 PANEL_HEIGHT_PX = 360
@@ -149,7 +149,7 @@ def _traces(series: Series, panel: Panel) -> list[go.Scatter]:
     valued = [i for i, y in enumerate(series.y) if y is not None and i not in beyond]
     missing = [i for i, y in enumerate(series.y) if y is None]
     points = [_points(series, series.marker, valued, shared)] if series.marker and valued else []
-    crosses = [_crosses(series, missing, panel.floor(), shared)] if missing else []
+    crosses = [_crosses(series, missing, panel, shared)] if missing else []
     outside = [_outside(series, beyond, panel, shared)] if beyond and series.marker else []
     band = [_band(series, panel.y_range()[0], shared)] if series.band else []
     return [*band, *lines, *points, *crosses, *outside]
@@ -206,18 +206,19 @@ def _band(series: Series, floor: float, shared: dict[str, Any]) -> go.Scatter:
     )
 
 
-def _outside(series: Series, beyond: dict[int, int], panel: Panel, shared: dict[str, Any]) -> go.Scatter:
-    """Points beyond the axis, at its edge."""
+def _outside(series: Series, beyond: dict[int, EdgeSide], panel: Panel, shared: dict[str, Any]) -> go.Scatter:
+    """Points beyond the axes, at their edges."""
     points = list(beyond)
+    drawn = [panel.drawn(series.x[i], series.y[i] or 0.0) for i in points]
     return go.Scatter(
-        x=[series.x[i] for i in points],
-        y=[panel.edge(side) for side in beyond.values()],
+        x=[x for x, _ in drawn],
+        y=[y for _, y in drawn],
         mode="markers+text" if series.inside else "markers",
         text=[_escaped(series.inside[i]) for i in points] if series.inside else None,
-        textposition="middle right",
+        textposition=["middle left" if side.across > 0 else "middle right" for side in beyond.values()],
         textfont={"size": 11, "color": series.color},
         marker={
-            "symbol": ["triangle-down" if side < 0 else "triangle-up" for side in beyond.values()],
+            "symbol": [f"triangle-{side.arrow}" for side in beyond.values()],
             "size": 12,
             "color": series.color,
         },
@@ -228,10 +229,10 @@ def _outside(series: Series, beyond: dict[int, int], panel: Panel, shared: dict[
     )
 
 
-def _crosses(series: Series, points: list[int], floor: float, shared: dict[str, Any]) -> go.Scatter:
+def _crosses(series: Series, points: list[int], panel: Panel, shared: dict[str, Any]) -> go.Scatter:
     return go.Scatter(
-        x=[series.x[i] for i in points],
-        y=[floor] * len(points),
+        x=[panel.drawn_across(series.x[i]) for i in points],
+        y=[panel.floor()] * len(points),
         mode="markers",
         marker={"symbol": "x-thin", "size": 9, "line": {"width": 2, "color": series.color}},
         hovertext=_hover(series, points),

@@ -352,9 +352,11 @@ def front_figure(study: StudyOverview, best: Sequence[int], pick: int | None = N
     kept = [value for trial in chosen if (value := trial.value(vertical)) is not None]
     within = without_outliers([trial.value(vertical) or 0.0 for trial in drawn], kept)
     axes = _objective_axis(across, study, log), _objective_axis(vertical, study, False)
-    panel = Panel("", *axes, series, within=within)
+    kept_across = [value for trial in chosen if (value := trial.value(across)) is not None]
+    beside = without_outliers([trial.value(across) or 0.0 for trial in drawn], kept_across, log=log)
+    panel = Panel("", *axes, series, within=within, across=beside)
     words = "Numbers in the markers are trials; a click on one leads to its row."
-    words += f" {BEYOND}" if within is not None else ""
+    words += f" {BEYOND}" if within is not None or beside is not None else ""
     if len(names) > 2:
         words += f" The front is that of all objectives: {', '.join(plain(name, 30) for name in names)}."
     return Figure("front", f"The front: {plain(vertical, 40)} against {plain(across, 40)}", (panel,), words)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from elastune.core.journal.records import Entry, FrontierAnswer
 from elastune.report import matplotlib_png as static
 from elastune.report import plotly_html as interactive
-from elastune.report.figures import Axis, Level, Panel, Series, log_ticks, without_outliers
+from elastune.report.figures import Axis, Figure, Level, Panel, Series, log_ticks, without_outliers
 from elastune.report.frontier import pareto_figure, shown_row, tradeoff_figure
 from elastune.report.overviews import front_trials, gather_run, gather_study
 from elastune.report.study import MAX_CURVES, curves_figure, front_figure, history_figure
@@ -96,6 +96,26 @@ def test_lines_join_points_of_one_setting(found):
     )
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_points_beyond_the_x_axis_stand_at_its_edge(log: bool) -> None:
+    xs = (1.0, 1.1, 1.2, 1.3, 500.0)
+    series = Series("trials", xs, (0.5, 0.6, 0.7, 0.8, None), "#0072B2", inside=tuple("abcde"))
+    both = replace(series, y=(0.5, 0.6, 0.7, 0.8, 9.0))
+    across = without_outliers(xs, log=log)
+    assert across == (1.0, 1.3)
+    panel = Panel("", Axis("seconds", log=log), Axis("loss"), (series, both), within=(0.5, 0.8), across=across)
+    assert panel.x_range()[1] < 2.0
+    assert both.beyond(panel) == {4: (1, 1)}
+    assert replace(both, y=(0.5, 0.6, 0.7, 0.8, 0.6)).beyond(panel)[4].arrow == "right"
+    x, y = panel.drawn(500.0, 9.0)
+    assert 1.3 <= x < panel.x_range()[1]
+    assert 0.8 <= y < panel.y_range()[1]
+    assert panel.drawn(1.1, 0.6) == (1.1, 0.6)
+    figure = Figure("front", "The front", (replace(panel, within=None, series=(both, series)),))
+    assert '"triangle-right"' in interactive.div(figure)
+    assert static.png(figure).startswith(b"\x89PNG")
+
+
 def test_outliers_stand_at_the_edge_and_the_pick_on_top(with_rows):
     """One diverged run pressed all others into a line."""
     changed = with_rows({3: {"quality": 0.11, "ci": (0.1, 0.12)}})
@@ -104,8 +124,8 @@ def test_outliers_stand_at_the_edge_and_the_pick_on_top(with_rows):
         low, high = panel.y_range()
         assert low > 0.8
         naive = series_of(figure, "before")
-        assert naive.beyond(panel) == {3: -1}
-        assert low < panel.edge(-1) < panel.edge(1) < high
+        assert naive.beyond(panel) == {3: (0, -1)}
+        assert low < panel.drawn(naive.x[3], 0.11)[1] < panel.drawn(naive.x[3], 9.0)[1] < high
         assert "A triangle at the edge" in figure.caption
         assert panel.series[-1].marker == "ring"
         assert '"triangle-down"' in interactive.div(figure)

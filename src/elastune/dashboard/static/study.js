@@ -5,6 +5,7 @@ import { act, actButton, duration, el, number, say } from "./dom.js";
 const MOST_ROWS = 200;
 const MOST_LANES = 64;
 const LIVE = ["running", "paused"];
+const SHORT = ["calibrate", "throughput"]; // phases of a frontier that time a few steps
 
 export function studyPage(page, folder, readOnly) {
   const trials = new Map();
@@ -61,8 +62,8 @@ export function studyPage(page, folder, readOnly) {
       return act(folder, "budget", Object.fromEntries(Object.entries(wanted).filter(([, each]) => each !== null)));
     };
     return el("details", { class: "controls" }, el("summary", {}, "Change the study"),
-      el("p", { class: "tools" }, field("Trials", "askTrials", ""), field("Seconds", "askSeconds", ""), field("Worker-hours", "askHours", ""), actButton("Change the budget", budget, said)),
-      el("p", { class: "tools" }, field("Workers", "askWorkers", ""), actButton("Change the workers", () => act(folder, "workers", { workers: value("askWorkers") }), said)),
+      el("p", { class: "tools limits" }, field("Trials", "askTrials", ""), field("Seconds", "askSeconds", ""), field("Worker-hours", "askHours", ""), actButton("Change the budget", budget, said)),
+      el("p", { class: "tools limits" }, field("Workers", "askWorkers", ""), actButton("Change the workers", () => act(folder, "workers", { workers: value("askWorkers") }), said)),
       el("p", { class: "tools" }, actButton("End the study", () => act(folder, "end"), said, { danger: true, title: "Running trials pause; elastune resume goes on with them" })));
   }
 
@@ -98,6 +99,7 @@ export function studyPage(page, folder, readOnly) {
       tile("Worker-hours", budget.worker_hours.used, budget.worker_hours.asked),
       tile("Workers busy", budget.workers.used, Array.isArray(budget.workers.asked) ? null : budget.workers.asked));
     say(nodes.waits, `${counts || "No trial yet"}.${head.waits.length ? ` Waits for ${head.waits.join("; ")}.` : ""}`);
+    for (const each of page.querySelectorAll(".limits")) each.hidden = head.kind === "frontier"; // it divides both when it begins
     drawActs();
     drawFrontier();
   }
@@ -116,7 +118,7 @@ export function studyPage(page, folder, readOnly) {
       nodes.answer.hidden = false;
       nodes.answer.replaceChildren(el("p", { class: "lead" }, head.answer.sentence),
         el("div", { class: "scroll" }, el("table", {},
-          el("thead", {}, el("tr", {}, ["Workers", "Settings", "Quality", "95 % interval", "Seconds", "Verdict"].map((name) => el("th", {}, name)))),
+          el("thead", {}, el("tr", {}, ["Workers", "Settings", "Quality", "95 % interval", "Seconds", "Verdict"].map((name) => el("th", { class: ["Settings", "Verdict"].includes(name) ? "" : "n" }, name)))),
           el("tbody", {}, head.answer.rows.map((row, i) => el("tr", { class: i === head.answer.pick ? "strong" : "" },
             el("td", { class: "n" }, number(row.workers)), el("td", {}, row.role), el("td", { class: "n" }, number(row.quality)),
             el("td", { class: "n" }, row.ci ? `${number(row.ci[0])} to ${number(row.ci[1])}` : "–"), el("td", { class: "n" }, number(row.seconds)), el("td", {}, row.verdict)))))));
@@ -125,7 +127,7 @@ export function studyPage(page, folder, readOnly) {
       const names = [...new Set(head.by_workers.flatMap((cell) => Object.keys(cell.values)))].filter((name) => !name.startsWith("_")).slice(0, 4);
       nodes.cells.hidden = false;
       nodes.cells.replaceChildren(el("h2", {}, "The answer as it stands"), el("div", { class: "scroll" }, el("table", { id: "cells" },
-        el("thead", {}, el("tr", {}, ["Workers", "Phase", "Trials", "Running", ...names.map((name) => `mean ${name}`)].map((name) => el("th", {}, name)))),
+        el("thead", {}, el("tr", {}, ["Workers", "Phase", "Trials", "Running", ...names.map((name) => `mean ${name}`)].map((name) => el("th", { class: name === "Phase" ? "" : "n" }, name)))),
         el("tbody", {}, head.by_workers.map((cell) => el("tr", { class: cell.running ? "strong" : "" },
           el("td", { class: "n" }, number(cell.workers)), el("td", {}, cell.phase), el("td", { class: "n" }, number(cell.trials)), el("td", { class: "n" }, number(cell.running)),
           names.map((name) => el("td", { class: "n" }, number(cell.values[name])))))))));
@@ -233,7 +235,7 @@ export function studyPage(page, folder, readOnly) {
     nodes.front.options.y = y;
     nodes.front.draw(() => {
       const front = new Set(head.front);
-      const valued = [...trials.values()].filter((row) => typeof row.values[y] === "number" && (second ? typeof row.values[x] === "number" : true));
+      const valued = [...trials.values()].filter((row) => !SHORT.includes(row.phase) && typeof row.values[y] === "number" && (second ? typeof row.values[x] === "number" : true));
       const at = (row) => (second ? row.values[x] : row.values.seconds ?? row.seconds);
       const group = (rows, name, marker, mode = "markers") => ({ name, mode, x: rows.map(at), y: rows.map((row) => row.values[y]), text: rows.map(hover), hoverinfo: "text", customdata: rows.map((row) => row.n), marker });
       const best = valued.filter((row) => front.has(row.n)).sort((a, b) => at(a) - at(b));
@@ -251,7 +253,7 @@ export function studyPage(page, folder, readOnly) {
     if (!name) return;
     nodes.history.options.y = name;
     nodes.history.draw(() => {
-      const ended = [...trials.values()].filter((row) => row.state === "complete" && typeof row.values[name] === "number").sort((a, b) => a.last_s - b.last_s);
+      const ended = [...trials.values()].filter((row) => row.state === "complete" && !SHORT.includes(row.phase) && typeof row.values[name] === "number").sort((a, b) => a.last_s - b.last_s);
       const better = head.objectives[name] === "max" ? Math.max : Math.min;
       let best = null;
       const bests = ended.map((row) => (best = best === null ? row.values[name] : better(best, row.values[name])));
