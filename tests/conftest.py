@@ -65,14 +65,27 @@ def turns(files: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
 
 def soak_most(items: Iterable[pytest.Item]) -> None:
-    """Mark cells of each matrix that is ``sampled(n)`` with ``soak``, but for every n-th one, the first included."""
-    cells = Counter[str]()
+    """Mark cells of each matrix that is ``sampled(n)`` with ``soak``.
+
+    Every n-th cell stays, the first included. Of a matrix of several axes a cell also stays that has a value of an axis
+    which no earlier one has had.
+    """
+    matrices: dict[str, list[pytest.Function]] = {}
     for item in items:
-        if (mark := item.get_closest_marker("sampled")) is not None:
-            matrix = item.nodeid.partition("[")[0]
-            if cells[matrix] % mark.args[0]:
-                item.add_marker("soak")
-            cells[matrix] += 1
+        if item.get_closest_marker("sampled") is not None and isinstance(item, pytest.Function):
+            matrices.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cells in matrices.values():
+        nth = cells[0].get_closest_marker("sampled").args[0]  # type: ignore[union-attr]
+        values = [{name: repr(value) for name, value in cell.callspec.params.items()} for cell in cells]
+        kinds = {name: len({each[name] for each in values}) for name in values[0]}
+        axes = [name for name, kind in kinds.items() if kind < len(cells)]  # not a list of as many things as cells
+        seen: set[tuple[str, str]] = set()
+        for at, (cell, each) in enumerate(zip(cells, values, strict=True)):
+            fresh = {(name, each[name]) for name in axes} - seen
+            if at % nth == 0 or fresh:
+                seen |= fresh
+            else:
+                cell.add_marker("soak")
 
 
 @pytest.hookimpl(tryfirst=True)  # before "-m" chooses by marks

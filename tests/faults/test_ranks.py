@@ -88,7 +88,7 @@ IN_CI = (  # of each way to say it: a call, a number of calls, an end, a start, 
 )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("act", [*IN_CI, *soaked(*sorted(TOLD.keys() - set(IN_CI)))])
 def test_ranks_that_differ_are_named(cluster: LocalCluster, tmp_path: Path, act: str) -> None:
     failure = ends(cluster, tmp_path / "run", act)
