@@ -70,6 +70,12 @@ SETTINGS = [
     ),
     Written("keep", ["--keep", "front+last:3"], {"keep": "front+last:3"}, "front+last:3"),
     Written("keep_bytes", ["--keep-size", "2MB"], {"keep_bytes": 2_000_000}, 2_000_000),
+    Written(
+        "keep_checkpoints",
+        ["--keep-checkpoints", "last:3,every:100"],
+        {"keep_checkpoints": "last:3,every:100"},
+        "last:3,every:100",
+    ),
     Written("monitors", ["--monitor", "noise_scale"], {"monitors": ["noise_scale"]}, ("noise_scale",)),
     Written("plan", ["--plan", "there"], {"plan": "there"}, Path("there")),
     Written("resume", ["--resume"], {"resume": True}, True),
