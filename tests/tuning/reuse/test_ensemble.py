@@ -20,7 +20,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import ArtifactKept
 from elastune.train.predictions import file_of
 from elastune.tuning.reuse.ensemble import parse_times
-from elastune.tuning.reuse.kept_models import SealedTest, TestDataAccessError, library
+from elastune.tuning.reuse.kept_models import SealedTest, SealedTestError, library
 from elastune.tuning.reuse.saved_models import KEY, write_model_file
 
 
@@ -86,10 +86,10 @@ def test_an_inference_budget_is_kept(kept_study: Path) -> None:
 
 def test_no_choice_reads_test_data(kept_study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = library(kept_study).candidates[0]
-    with pytest.raises(TestDataAccessError):
+    with pytest.raises(SealedTestError):
         one.predictions("test")
     sealed = SealedTest("test")
-    with pytest.raises(TestDataAccessError):
+    with pytest.raises(SealedTestError):
         sealed.of(one)
     sealed.unseal([one])
     assert len(sealed.of(one)["targets"]) == 100
@@ -103,7 +103,7 @@ def test_no_choice_reads_test_data(kept_study: Path, monkeypatch: pytest.MonkeyP
         raise AssertionError("test data were read")
 
     monkeypatch.setattr("elastune.tuning.reuse.ensemble.select", choosing_by_test)
-    with pytest.raises(TestDataAccessError):
+    with pytest.raises(SealedTestError):
         elastune.ensemble(kept_study)
 
 

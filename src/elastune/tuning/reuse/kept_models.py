@@ -29,7 +29,7 @@ KEEP = "tune with --keep all (or front, best:8, ...), and let the program call s
 ASK = "elastune predict asks kept trials about other data"
 
 
-class TestDataAccessError(RuntimeError):
+class SealedTestError(RuntimeError):
     """Test data were requested before the choice was complete. This is an error of elastune, never of its user."""
 
 
@@ -51,11 +51,11 @@ class Candidate:
         """Return the predictions on the data set ``name``.
 
         Raises:
-            TestDataAccessError: For data that no choice may rest on: see ``SealedTest``.
+            SealedTestError: For data that no choice may rest on: see ``SealedTest``.
             UserError: If they differ from the journal's record.
         """
         if name.startswith(HELD_OUT):
-            raise TestDataAccessError(f"{name} of trial {self.trial} was asked for where something is chosen")
+            raise SealedTestError(f"{name} of trial {self.trial} was asked for where something is chosen")
         return self.read(name)
 
     def read(self, name: str) -> dict[str, torch.Tensor]:
@@ -194,13 +194,11 @@ class SealedTest:
         """Return a candidate's predictions.
 
         Raises:
-            TestDataAccessError: If the predictions were not opened for this candidate.
+            SealedTestError: If the predictions were not opened for this candidate.
             UserError: If the file is damaged.
         """
         if candidate.trial not in self._open_for:
-            raise TestDataAccessError(
-                f"{self.name} of trial {candidate.trial} was asked for before the choice was made"
-            )
+            raise SealedTestError(f"{self.name} of trial {candidate.trial} was asked for before the choice was made")
         return candidate.read(self.name)
 
 
