@@ -118,7 +118,7 @@ def log_record(logger: logging.Logger | logging.LoggerAdapter[logging.Logger], r
     level = LEVELS_OF_RECORDS.get(record.kind, logging.DEBUG)
     if logger.isEnabledFor(level) and record.kind != "membership_event":
         values = {each.name: getattr(record, each.name) for each in fields(record) if each.name != "kind"}
-        text = " ".join(f"{name}={cut(str(value), LONGEST_VALUE)}" for name, value in values.items())
+        text = " ".join(f"{name}={cut(printable(str(value)), LONGEST_VALUE)}" for name, value in values.items())
         logger.log(level, "%s %s", record.kind, text)
 
 
