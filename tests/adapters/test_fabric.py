@@ -214,7 +214,7 @@ def test_a_test_behind_the_training_is_reported_beside_it(tmp_path: Path, monkey
     monkeypatch.setattr(lightened.Classifier, "test_step", lambda module, batch, at: module.log("tested", 0.5), False)
     in_session(tested)(lone_session(tmp_path, send=result.append))
     reports = [sorted(each.metrics) for each in result if isinstance(each, Reported)]
-    assert reports == [["accuracy", "loss", "rate"]] * lightened.config["epochs"] + [["tested"]]
+    assert reports == [["accuracy", "loss", "rate", "right", "seen"]] * lightened.config["epochs"] + [["tested"]]
 
 
 def test_a_module_without_an_optimizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,6 @@ def test_readers_tell_or_refuse(folder: Path, content: bytes) -> None:
         ("explain", out, "--json"),
         ("export", out, "--csv", folder / "a.csv", "--json", folder / "a.json", "--optuna", folder / "a.log"),
         ("report", out, "--ledger"),
-        ("resize", out, "2"),
     ):
         for file in folder.glob("a.*"):
             file.unlink()

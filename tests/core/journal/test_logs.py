@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ LOG = logging.getLogger("elastune.tests")
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
     """Returns what was written to stderr."""
-    monkeypatch.setattr(logs, "_FACTS", dict(logs._FACTS))
+    monkeypatch.setattr(logs, "_FACTS", {"host": socket.gethostname})  # not those of other tests
     yield lambda: capsys.readouterr().err
     logs.begin(logs.LogSettings())
 

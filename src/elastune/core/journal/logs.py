@@ -114,11 +114,12 @@ LONGEST_VALUE = 200
 
 
 def log_record(logger: logging.Logger | logging.LoggerAdapter[logging.Logger], record: Any) -> None:
-    """Log a record of the journal: its kind, then its fields. Membership events are logged where they occur."""
+    """Log a record of the journal: its kind and its fields that are not empty. Membership events log themselves."""
     level = LEVELS_OF_RECORDS.get(record.kind, logging.DEBUG)
     if logger.isEnabledFor(level) and record.kind != "membership_event":
         values = {each.name: getattr(record, each.name) for each in fields(record) if each.name != "kind"}
-        text = " ".join(f"{name}={cut(printable(str(value)), LONGEST_VALUE)}" for name, value in values.items())
+        filled = {name: value for name, value in values.items() if value is not None and value not in ("", [], (), {})}
+        text = " ".join(f"{name}={cut(printable(str(value)), LONGEST_VALUE)}" for name, value in filled.items())
         logger.log(level, "%s %s", record.kind, text)
 
 
