@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from tests.support.sessions import lone_session
 
 from elastune.cli.convert.conversion import convert
@@ -83,6 +85,14 @@ def compared(script: Path, program: Path, folder: Path, arguments: tuple[str, ..
     )
     assert not outcome.problem
     return judge_against(script.name, mine, read_run(plain), outcome)
+
+
+@pytest.fixture(autouse=True)
+def _group_of_the_script() -> Iterator[None]:
+    """A plain script that runs in this process may leave its process group, which later tests would meet."""
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def test_every_script_has_its_row() -> None:
