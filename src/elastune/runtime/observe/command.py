@@ -173,6 +173,6 @@ def _last_line(output: Path) -> str:
     with open(output, "rb") as file:
         file.seek(max(0, output.stat().st_size - _LAST_OUTPUT))
         text = file.read().decode(errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"(\[rank\d+\]:?\s*)?\w*(Error|Exception)\b", line)]
+    lines = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]  # no rules of a table
+    errors = [line for line in lines if re.match(r"(\[rank\d+\]:?\s*)?[\w.]*(Error|Exception)\b", line)]
     return cut(printable((errors or lines or ["it printed nothing"])[-1]), 300)
