@@ -73,6 +73,9 @@ def program_of(train: Train) -> Program:
     file = inspect.getsourcefile(train) if inspect.isfunction(train) else None
     name = getattr(train, "__qualname__", str(train))
     rule = "workers must be able to import the training function"
+    if isinstance(train, (str, Path)):
+        fix = f"'from {Path(train).stem} import train', and give that; the command line takes files"
+        raise UserError(rule, f"the file {train}", fix)
     if "." in name or name == "<lambda>" or not inspect.isfunction(train):
         raise UserError(rule, name, "write it as a plain 'def' at the top level of a .py file")
     if file is None or not Path(file).is_file():
