@@ -97,6 +97,7 @@ class History:
         self._keys = tuple(measured)
         self._worst: tuple[float, ...] | None = None
         self._begin()
+        self._stale = True  # made when it is first needed: many trials are then taken over at once
 
     def _begin(self) -> None:
         self._stale = False

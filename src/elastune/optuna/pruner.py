@@ -1,0 +1,2 @@
+Pruner=None
+with_estimates=None
