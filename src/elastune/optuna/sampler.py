@@ -11,7 +11,7 @@ import math
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from optuna.distributions import BaseDistribution
@@ -64,11 +64,11 @@ class Sampler(BaseSampler):
         self._estimates: Estimates = dict
 
     def use_estimates(self, estimates: Estimates) -> None:
-        """Take the values of running and stopped trials from ``estimates()``, by trial number. A ``Pruner`` calls it."""
+        """Take the values of running and stopped trials from ``estimates()``. A ``Pruner`` calls it."""
         self._estimates = estimates
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return self._proposal(study, trial).space
+        return dict(self._proposal(study, trial).space)  # callers may take parameters out
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -77,7 +77,9 @@ class Sampler(BaseSampler):
         if search_space == proposal.space:
             return proposal.params
         with quiet():  # a part of it: the caller fixes the others
-            return proposal.sampler.sample_relative(proposal.study, proposal.trial, search_space)
+            params = proposal.sampler.sample_relative(proposal.study, proposal.trial, search_space)
+        self._proposals[study.study_name, trial.number] = replace(proposal, space=search_space, params=params)
+        return params
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -86,9 +88,7 @@ class Sampler(BaseSampler):
         with quiet():
             return proposal.sampler.sample_independent(proposal.study, proposal.trial, param_name, param_distribution)
 
-    def after_trial(
-        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
-    ) -> None:
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         self._proposals.pop((study.study_name, trial.number), None)
 
     def __getstate__(self) -> dict[str, Any]:
