@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import optuna
 from optuna.study import Study
@@ -250,10 +251,12 @@ def _learnt_epochs(trials: Sequence[FrozenTrial]) -> int | None:
     return None
 
 
-def _numbers(values: object) -> tuple[float, ...]:
-    """``values`` as numbers; empty where they are none."""
+def _numbers(values: Any) -> tuple[float, ...]:
+    """``values``, one number or several, as numbers; empty where they are none."""
+    if isinstance(values, str):
+        return ()
     try:
-        return tuple(map(float, values if isinstance(values, Sequence) else (values,)))  # type: ignore[arg-type]
+        return tuple(map(float, values)) if isinstance(values, Iterable) else (float(values),)
     except (TypeError, ValueError):
         return ()
 
