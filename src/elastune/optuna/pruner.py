@@ -234,12 +234,13 @@ def with_estimates(study: Study) -> Study:
 
 
 def _reports(trial: FrozenTrial) -> list[_Report]:
-    found = []
-    for key, value in trial.system_attrs.items():
-        if key.startswith(_REPORT):
-            at, violation, *values = value
-            found.append(_Report(at, trial.number, int(key.removeprefix(_REPORT)), violation, tuple(values)))
-    return sorted(found, key=lambda report: report.at)
+    """The reports of ``trial`` by step; none is earlier than the one before it, even if the clock was set back."""
+    kept = {int(key.removeprefix(_REPORT)): note for key, note in trial.system_attrs.items() if key.startswith(_REPORT)}
+    found: list[_Report] = []
+    for step, (at, violation, *values) in sorted(kept.items()):
+        latest = found[-1].at if found else -math.inf
+        found.append(_Report(max(at, latest), trial.number, step, violation, tuple(values)))
+    return found
 
 
 def _learnt_epochs(trials: Sequence[FrozenTrial]) -> int | None:

@@ -1,0 +1,45 @@
+"""The package of OptunaHub: its form, and its example, which runs with the files of this repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "integrations" / "optunahub" / "package" / "samplers" / "elastune"
+# What optunahub.load_module does with a package of the registry, from this folder.
+LOADER = """
+import importlib.util, runpy, sys, types
+def load_module(package):
+    spec = importlib.util.spec_from_file_location("hub", f"{sys.argv[1]}/{package}/__init__.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+sys.modules["optunahub"] = types.SimpleNamespace(load_module=load_module)
+runpy.run_path(f"{sys.argv[1]}/samplers/elastune/example.py")
+"""
+
+
+def test_the_package_has_the_files_and_the_head_that_the_registry_asks_for() -> None:
+    assert {file.name for file in PACKAGE.iterdir()} >= {
+        *("LICENSE", "README.md", "__init__.py", "example.py", "requirements.txt"),
+    }
+    _, head, body = (PACKAGE / "README.md").read_text().split("---\n", 2)
+    told = yaml.safe_load(head)
+    assert {"author", "title", "description", "tags", "optuna_versions", "license"} <= told.keys()
+    assert told["license"] == "Apache-2.0"
+    assert [line for line in body.splitlines() if line.startswith("## ")][:4] == [
+        *("## Abstract", "## APIs", "## Installation", "## Example"),
+    ]
+    assert (PACKAGE / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_example_runs() -> None:
+    command = [sys.executable, "-c", LOADER, str(PACKAGE.parents[1])]
+    done = subprocess.run(command, env={**os.environ, "TRIALS": "8"}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "trials were stopped early" in done.stdout
