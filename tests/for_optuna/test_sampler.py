@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 from functools import cache
@@ -182,3 +183,10 @@ study.optimize(objective, n_trials=8)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_private_names_of_optuna_are_imported_in_one_file() -> None:
+    package = Path(elastune.optuna.__file__).parents[1]
+    private = re.compile(r"^\s*(from|import) optuna(\.\w+)*\._|^\s*from optuna[\w.]* import .*\b_[a-z]", re.MULTILINE)
+    found = {str(file.relative_to(package)) for file in package.rglob("*.py") if private.search(file.read_text())}
+    assert found == {"tuning/search/gaussian.py"}

@@ -1,13 +1,18 @@
-"""The package of OptunaHub: its form, and its example, which runs with the files of this repository."""
+"""What is shown of ``elastune.optuna`` runs: the script of its page, and the package of OptunaHub."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
+from optuna.trial import TrialState
+
+from elastune.tuning.search.history import quiet
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "integrations" / "optunahub" / "package" / "samplers" / "elastune"
@@ -43,3 +48,21 @@ def test_the_example_runs() -> None:
     done = subprocess.run(command, env={**os.environ, "TRIALS": "8"}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "trials were stopped early" in done.stdout
+
+
+def test_the_script_of_the_page_runs() -> None:
+    page = (ROOT / "docs" / "optuna.md").read_text()
+    (diff,) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
+    script = "\n".join(line[1:] for line in diff.splitlines() if not line.startswith("-"))
+    given: dict[str, Any] = {"make_model": lambda lr, width: [lr, width, 0], "train_one_epoch": train_one_epoch}
+    with quiet():
+        exec(script.replace("n_trials=100", "n_trials=6"), given)
+    states = {trial.state for trial in given["study"].trials}
+    assert states == {TrialState.COMPLETE, TrialState.PRUNED}
+    assert "optuna.create_study(directions=[" in diff
+
+
+def train_one_epoch(model: list[float]) -> tuple[float, float]:
+    model[2] += 1
+    lr, width, epoch = model
+    return abs(lr - 0.1) + 1 / epoch, width * epoch
