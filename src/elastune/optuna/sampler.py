@@ -127,7 +127,7 @@ class Sampler(BaseSampler):
     ) -> History:
         """elastune's view of ``trials``."""
         constraints = dict.fromkeys(key for trial in trials for key in trial.constraints)
-        history = History(objectives, list(constraints), penalise=False, reenact=False, scaled=True)
+        history = History(objectives, list(constraints), penalise=False, reenact=False, scaled=True, lazy=True)
         for trial in trials:
             sample = self._sample(study, trial)
             if not sample.params:
