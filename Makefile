@@ -16,7 +16,7 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := src tests examples benchmarks
+SOURCES := src tests examples benchmarks integrations
 CONSTRAINTS := constraints.txt
 PIP := $(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # One core a process: several of them share the machine.
@@ -89,7 +89,7 @@ LCBENCH := $(wildcard $(ELASTUNE_DATA)/hpo/lcbench)
 TRACES := $(and $(LCBENCH),$(wildcard $(ELASTUNE_DATA)/pollux_traces))
 SPOT := $(wildcard $(ELASTUNE_DATA)/spot_traces)
 LAYOUTS := $(wildcard $(ELASTUNE_DATA)/layout_times)
-LONG_SMOKES += $(if $(LCBENCH),sampler multi_fidelity search_model) $(if $(TRACES),elastic_search) $(if $(SPOT),spot) $(if $(LAYOUTS),layout_prediction)
+LONG_SMOKES += $(if $(LCBENCH),sampler multi_fidelity optuna_script search_model) $(if $(TRACES),elastic_search) $(if $(SPOT),spot) $(if $(LAYOUTS),layout_prediction)
 OPTIONS_chaos := $(if $(wildcard $(ELASTUNE_DATA)/mnist),,--data-set digits)
 OPTIONS_hashes := --check benchmarks/results/hashes.json
 RUN_SMOKES := $(BIN)/python tests/smokes.py $(SMOKES_AT_ONCE)

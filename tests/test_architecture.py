@@ -22,7 +22,7 @@ ROOMS = (
     *("adapt.monitors", "adapt.policies"),
     *("recipes", "train", "runtime"),
     *("tuning.search", "tuning.study", "tuning.frontier", "tuning.cluster_plan", "tuning.simulate", "tuning.reuse"),
-    *("report", "dashboard", "adapters", "cli"),
+    *("optuna", "report", "dashboard", "adapters", "cli"),
 )
 ANYWHERE = "testing"  # may import every room; no room imports it
 FRONT_DOORS = {"__init__": (*ROOMS,), "__main__": ("cli",)}
@@ -326,6 +326,7 @@ READS_THEM = {
     "runtime/clusters/slurm_commands.py": "doctor compares clocks",
     "runtime/agents/credentials.py": "a certificate has dates; nobody asks for them",
     "runtime/clusters/ray_actor.py": "Ray tells a date",
+    "optuna/pruner.py": "orders reports of several hosts, as Optuna's dates order the ends of trials",
 }
 
 
