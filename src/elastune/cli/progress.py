@@ -364,6 +364,10 @@ class Progress:
             sys.stderr.write(f"[{elapsed_s:7.1f} s] {line}{self._remaining(elapsed_s)}\n")
             sys.stderr.flush()
 
+    def say(self, line: str) -> None:
+        """Show ``line``, from any thread, at any time: a logger has failed, for example."""
+        self._console.print(Text(f"elastune: {printable(line)}"), soft_wrap=True)
+
     def _begin_pace(self, record: Record) -> None:
         """Note the start of the pace: training begins or, of work that goes on, its state becomes known."""
         self._goes_on |= isinstance(record, Adopted | TrialAdopted)

@@ -56,6 +56,7 @@ from elastune.runtime.job.output import check_out
 from elastune.runtime.job.pool import Pool
 from elastune.runtime.job.preflight import is_checked
 from elastune.runtime.job.run import Observe, journal_in
+from elastune.runtime.logger import check_loggers, logging_to
 from elastune.train.machine import cores
 from elastune.tuning.frontier.budget import (
     LANE,
@@ -129,7 +130,11 @@ def find_frontier(train: Train, settings: FrontierSettings) -> FrontierFound:
     """
     program, cluster = program_of(train), settings.place(settings.grace_s, print_line)
     request = frontier_request(settings, program, Path(), settings.execution or ExecutionSettings())
-    with results_folder(settings.out, program, "frontier", resume=settings.resume) as folder:
+    loggers = check_loggers(settings.log)
+    with (
+        results_folder(settings.out, program, "frontier", resume=settings.resume) as folder,
+        logging_to(loggers, folder, print_line),
+    ):
         return frontier(replace(request, out=folder), cluster=cluster)
 
 

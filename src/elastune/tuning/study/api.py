@@ -31,6 +31,7 @@ from elastune.runtime.job.resumption import (
 )
 from elastune.runtime.job.run import JobFailed, check_free, on_device, print_failure, run_here, run_job
 from elastune.runtime.job.validation import check_adapt, spot_watch
+from elastune.runtime.logger import check_loggers, logging_to
 from elastune.runtime.placement import from_environment
 from elastune.runtime.settings import RunSettings, read_prices
 from elastune.train.program.load import end_import, load_as_guest
@@ -112,6 +113,7 @@ def run(train: Train, settings: RunSettings) -> RunResult:
         read_prices(settings, settings.price_per_worker_hour, kinds_known=settings.kinds_known),
     )
     place, cluster = from_environment(os.environ), settings.place(settings.grace_s, print_line)
+    loggers = check_loggers(settings.log)
     if place is not None and (settings.out is None or is_url(str(settings.out))):
         fix = "give out=..., the same for all"
         raise UserError("workers of a launcher need one folder", settings.out or "no out", fix)
@@ -127,7 +129,8 @@ def run(train: Train, settings: RunSettings) -> RunResult:
             check_adapt(spec.adapt, loaded, spec)
             spot = spot_watch(spec, loaded)
         if place is not None:
-            end = run_here(spec, on_device(place, spec.execution.device, os.environ), print_failure)
+            with logging_to(loggers if place.rank == 0 else (), folder, print_line):
+                end = run_here(spec, on_device(place, spec.execution.device, os.environ), print_failure)
             if isinstance(end, RunFailed):
                 raise JobFailed(end)
             priced = prices if place.rank == 0 else None
@@ -135,7 +138,7 @@ def run(train: Train, settings: RunSettings) -> RunResult:
         check_free(folder, settings.resume)
         fewest = spec.elastic.low if settings.changes else spec.execution.workers
         room = CapacityRequest(folder, fewest, spec.most_workers, grace_s=settings.grace_s, adopts=adopts, spot=spot)
-        with opened(cluster, room) as opened_cluster:
+        with opened(cluster, room) as opened_cluster, logging_to(loggers, folder, print_line):
             finished = run_job(spec, cluster=opened_cluster)
         return RunResult.of(finished, None if prices is None else money(read(folder / JOURNAL), prices))
 
@@ -189,10 +192,11 @@ def tune(train: Train, space: Space, settings: StudySettings) -> Study:
         >>> study.pick(accuracy=0.98).command
     """
     program = program_of(train)
-    cluster = settings.place(settings.grace_s, print_line)
+    cluster, loggers = settings.place(settings.grace_s, print_line), check_loggers(settings.log)
     with results_folder(settings.out, program, "tune", resume=settings.resume) as folder:
         request = study_request(settings, program, folder, _trial_execution(settings, folder))
-        return run_study(request, space=space, cluster=cluster)
+        with logging_to(loggers, folder, print_line):
+            return run_study(request, space=space, cluster=cluster)
 
 
 def _trial_execution(settings: StudySettings, folder: Path) -> ExecutionSettings:
