@@ -65,8 +65,8 @@ class CsvWriter(LogWriter):
         match event:
             case RunBegan():
                 parent = "" if event.parent is None else "study"
-                rows = [(event.run, parent, name, value) for name, value in flat_settings(event.settings).items()]
-                self._rows["settings"] += rows
+                settings = {"name": event.name, **flat_settings(event.settings)}
+                self._rows["settings"] += [(event.run, parent, name, value) for name, value in settings.items()]
             case RunResumed():
                 if event.step is not None:
                     self._void(event.run, event.step)

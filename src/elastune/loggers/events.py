@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from elastune.core.formatting import count, duration, plain
 from elastune.core.journal.records import (
@@ -61,7 +61,7 @@ ITSELF = ""
 class JournalEvents:
     """Turns the entries of the journal in ``out``, in their order, into events.
 
-    Steps of a study's own events count its trials.
+    A step of a study's own events is the number of a trial.
 
     Example:
         >>> events = JournalEvents(out)
@@ -75,27 +75,41 @@ class JournalEvents:
         self._step = 0  # of the run: some of its records have no step of their own
         self._trial_steps: dict[int, int] = {}
         self._begun: set[str] = set()
+        self._ending: RunEnded | None = None  # of a trial whose checkpoint may be kept next
+        self._defaults: dict[str, Any] = {}  # the settings of a study's program
 
     def of(self, entry: Entry) -> Iterator[Event]:
         """The events of ``entry``; most records have none."""
-        record, at = entry.record, entry.at
+        for event in self._events(entry.record, entry.at):
+            if event.run not in self._begun:
+                self._begun.add(event.run)
+                if not isinstance(event, RunBegan):  # a trial that was refused before its start
+                    parent = None if event.run == ITSELF else ITSELF
+                    yield RunBegan(run=event.run, at=event.at, name=event.run or self._out.name, parent=parent)
+            yield event
+
+    def _events(self, record: Any, at: float) -> Iterator[Event]:
+        trial = getattr(record, "trial", None)
+        if self._ending is not None and not (isinstance(record, ArtifactKept) and self._ending.run == _name(trial)):
+            yield self._ending
+            self._ending = None
         if isinstance(record, RunStarted | StudyStarted):
             yield from self._start(record, at)
-        elif (trial := getattr(record, "trial", None)) is not None:
+        elif trial is not None:
             yield from self._of_trial(record, trial, at)
         else:
             yield from self._of_run(record, at)
 
     def _start(self, record: RunStarted | StudyStarted, at: float) -> Iterator[Event]:
-        is_run = isinstance(record, RunStarted)
+        if isinstance(record, RunStarted):
+            self._step = record.resumed_step or 0
         if ITSELF in self._begun:
-            self._step = (record.resumed_step or 0) if is_run else self._step
-            yield RunResumed(at=at, step=self._step if is_run else None)
+            yield RunResumed(at=at, step=self._step if isinstance(record, RunStarted) else None)
         else:
-            self._begun.add(ITSELF)
-            settings = _run_settings(record) if is_run else record.settings
+            settings = _run_settings(record) if isinstance(record, RunStarted) else record.settings
+            self._defaults = dict(settings.get("defaults", {}))
             yield RunBegan(at=at, name=self._out.name, settings={**settings, "out": str(self._out)})
-        if is_run and (workers := record.execution.get("workers")):
+        if isinstance(record, RunStarted) and (workers := record.execution.get("workers")):
             yield ValuesLogged(at=at, step=self._step, values={"run/workers": workers})
 
     def _of_run(self, record: Any, at: float) -> Iterator[Event]:
@@ -107,9 +121,8 @@ class JournalEvents:
                 yield LineLogged(at=at, step=step, topic="workers", line=restart_line(record))
             case Measured():
                 values = {f"signals/{name}": value for name, (value, _) in record.signals.items()}
-                values |= {
-                    f"standard_errors/{n}": error for n, (_, error) in record.signals.items() if error is not None
-                }
+                errors = {name: error for name, (_, error) in record.signals.items() if error is not None}
+                values |= {f"standard_errors/{name}": error for name, error in errors.items()}
                 values |= {f"run/{name}": getattr(record, name) for name in ("batch_size", "lr", "workers")}
                 yield ValuesLogged(at=at, step=step, values=values)
             case Reported():
@@ -156,14 +169,14 @@ class JournalEvents:
         yield RunEnded(at=at, state=state, values=values, line=line)
 
     def _of_trial(self, record: Any, trial: int, at: float) -> Iterator[Event]:
-        run = f"trial-{trial}"
+        run = _name(trial)
         step = self._trial_steps.get(trial, 0)
         match record:
             case TrialStarted() if run in self._begun:
                 yield RunResumed(run=run, at=at, step=0)
             case TrialStarted():
-                self._begun.add(run)
-                settings = {"config": record.config, "execution": record.execution, "seed": record.seed}
+                config = changed_config(self._defaults, record.config)
+                settings = {"config": config, "execution": record.execution, "seed": record.seed}
                 settings |= {"phase": record.phase, "trial": trial, "parent_trial": record.parent}
                 yield RunBegan(run=run, at=at, name=f"trial {trial}", parent=ITSELF, settings=settings)
                 if workers := record.execution.get("workers"):
@@ -189,41 +202,56 @@ class JournalEvents:
                 line = f"goes on with {count(record.workers, 'worker')}"
                 yield LineLogged(run=run, at=at, step=step, topic="decisions/search", line=line)
             case ArtifactKept():
-                path = str(self._out / record.path)
-                yield ArtifactLogged(run=run, at=at, step=record.step, name="checkpoint", path=path)
+                path, at_end = str(self._out / record.path), self._ending is not None
+                name = "checkpoint" if at_end else f"{run}/checkpoint"  # an ended run gets nothing more
+                yield ArtifactLogged(run=run if at_end else ITSELF, at=at, step=record.step, name=name, path=path)
             case ArtifactRemoved():
-                yield LineLogged(run=run, at=at, step=step, topic="artifacts", line="checkpoint removed")
+                line = f"the checkpoint of trial {trial} is removed"
+                yield LineLogged(at=at, step=trial, topic="artifacts", line=line)
             case TrialFinished():
-                yield from self._trial_ended(record, run, at)
-
-    def _trial_ended(self, record: TrialFinished, run: str, at: float) -> Iterator[Event]:
-        if record.state == "complete":
-            values = {f"trials/{name}": value for name, value in record.values.items()}
-            yield ValuesLogged(at=at, step=record.trial, values=values)
-        results = {**record.metrics, **record.values, "seconds": record.seconds}
-        results |= {} if record.worker_seconds is None else {"worker_seconds": record.worker_seconds}
-        results |= {} if record.cost is None else {"cost": record.cost}
-        state = "finished" if record.state == "complete" else "failed"
-        line = " ".join(filter(None, (record.state, plain(record.reason, 300))))
-        yield RunEnded(run=run, at=at, state=state, values=results, line=line)
+                if record.state == "complete":
+                    values = {f"trials/{name}": value for name, value in record.values.items()}
+                    yield ValuesLogged(at=at, step=trial, values=values)
+                self._ending = _trial_end(record, run, at)
 
 
 _GONE: Mapping[str, str] = {"lost": "is lost", "left": "has left"}
 
 
-def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _name(trial: int) -> str:
+    return f"trial-{trial}"
+
+
+def _trial_end(record: TrialFinished, run: str, at: float) -> RunEnded:
+    results = {**record.metrics, **record.values, "seconds": record.seconds}
+    results |= {} if record.worker_seconds is None else {"worker_seconds": record.worker_seconds}
+    results |= {} if record.cost is None else {"cost": record.cost}
+    line = " ".join(filter(None, (record.state, plain(record.reason, 300))))
+    state: Literal["finished", "failed"] = "finished" if record.state == "complete" else "failed"
+    return RunEnded(run=run, at=at, state=state, values=results, line=line)
+
+
+def changed_config(defaults: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A program's config with ``changes``, each value by its whole name: "optim.lr"."""
+    return {**_flat(defaults), **_flat(changes)}
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in config.items():
+        values |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return values
+
+
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings as texts, by names such as "config.lr". Lists are JSON."""
-    texts: dict[str, str] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            texts |= flat_settings(value, f"{prefix}{key}.")
-        else:
-            texts[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return texts
+    flat = _flat(settings).items()
+    return {name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in flat}
 
 
 def _run_settings(record: RunStarted) -> dict[str, Any]:
-    settings: dict[str, Any] = {"program": record.program, "config": record.config, "seed": record.seed}
+    config = changed_config(record.defaults, record.config)
+    settings: dict[str, Any] = {"program": record.program, "config": config, "seed": record.seed}
     settings |= {"execution": record.execution, "sync": record.sync, "adapt": record.adapt, "epochs": record.epochs}
     optional = {"sync_schedule": record.sync_schedule, "max_steps": record.max_steps, "arguments": record.arguments}
     return settings | {name: value for name, value in optional.items() if value}

@@ -75,6 +75,8 @@ class MlflowWriter(LogWriter):
 
     def __init__(self, client: Any, experiment: str, ids: dict[str, str]) -> None:
         self._client, self._experiment, self._ids = client, experiment, ids
+        self._known = set(ids)  # runs of an earlier command
+        self._texts: dict[str, str] = {}
         self._pending: dict[str, Pending] = {}
 
     def write(self, event: Event) -> None:
@@ -96,6 +98,7 @@ class MlflowWriter(LogWriter):
                 self._metrics(event, 0, ((f"results/{name}", value) for name, value in event.values.items()))
                 self._lines(event, f"{event.state}: {event.line}" if event.line else event.state)
                 self._send(event.run)
+                self._texts.pop(event.run, None)
                 self._client.set_terminated(self._ids[event.run], STATES[event.state], int(event.at * 1000))
 
     def flush(self) -> None:
@@ -131,10 +134,14 @@ class MlflowWriter(LogWriter):
         for some in batches(pending.metrics, MOST_METRICS):
             self._client.log_batch(id_, metrics=some)
         if pending.lines:
-            self._client.log_text(id_, self._earlier(id_) + "\n".join([*pending.lines, ""]), EVENTS)
+            text = self._texts.get(run) or self._earlier(run)
+            self._texts[run] = text + "".join(f"{line}\n" for line in pending.lines)
+            self._client.log_text(id_, self._texts[run], EVENTS)
 
-    def _earlier(self, id_: str) -> str:
-        if not any(each.path == EVENTS for each in self._client.list_artifacts(id_)):
+    def _earlier(self, run: str) -> str:
+        """The lines that an earlier command has logged."""
+        id_ = self._ids[run]
+        if run not in self._known or not any(each.path == EVENTS for each in self._client.list_artifacts(id_)):
             return ""
         return Path(self._client.download_artifacts(id_, EVENTS)).read_text(encoding="utf-8")
 

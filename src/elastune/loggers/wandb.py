@@ -5,6 +5,7 @@ Values are drawn over the metric ``step``, so a resumed run may repeat steps. Li
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,9 +81,7 @@ class WandbWriter(LogWriter):
             self._open.popitem()[1].finish()
 
     def _begin(self, event: RunBegan) -> None:
-        import wandb
-
-        self._ids[event.run] = wandb.util.generate_id()
+        self._ids[event.run] = secrets.token_hex(4)
         parent = {} if event.parent is None else {"parent": self._ids[event.parent]}
         settings = {**event.settings, **parent}
         self._run(event.run, name=event.name, config=settings, job_type="run" if event.parent is None else "trial")
