@@ -23,7 +23,7 @@ from elastune.runtime.logger import (
     ValuesLogged,
 )
 
-STEP = "step"
+STEP, TIME = "step", "_timestamp"
 MOST_OPEN = 16
 """Runs open at once; others are opened again when they have something to log."""
 EXIT_CODES = {"finished": 0, "stopped": 130, "failed": 1}
@@ -76,9 +76,12 @@ class WandbWriter(LogWriter):
                 self._open.pop(event.run).finish(exit_code=EXIT_CODES[event.state])
 
     def close(self) -> None:
-        """Finish the open runs; a later command goes on with them."""
+        """End the open runs as stopped; a later command goes on with them."""
+        import wandb
+
         while self._open:
-            self._open.popitem()[1].finish()
+            self._open.popitem()[1].finish(exit_code=EXIT_CODES["stopped"])
+        wandb.teardown()  # all is written only when W&B's own process has ended
 
     def _begin(self, event: RunBegan) -> None:
         self._ids[event.run] = secrets.token_hex(4)
@@ -107,4 +110,5 @@ class WandbWriter(LogWriter):
         return self._open[run]
 
     def _log(self, event: Event, step: int | None, values: Mapping[str, Any]) -> None:
-        self._run(event.run).log(dict(values) if step is None else {**values, STEP: step})
+        place = {TIME: event.at} if step is None else {TIME: event.at, STEP: step}
+        self._run(event.run).log({**values, **place})
