@@ -128,14 +128,14 @@ def find_frontier(train: Train, settings: FrontierSettings) -> FrontierFound:
         >>> found = elastune.find_frontier(train, workers=(1, 2, 4), target=0.95, budget_s=90)
         >>> print(found.answer.sentence, found.command)
     """
-    program, cluster = program_of(train), settings.place(settings.grace_s, print_line)
+    program, cluster = program_of(train, cells=True), settings.place(settings.grace_s, print_line)
     request = frontier_request(settings, program, Path(), settings.execution or ExecutionSettings())
     loggers = check_loggers(settings.log)
     with (
-        results_folder(settings.out, program, "frontier", resume=settings.resume) as folder,
+        results_folder(settings.out, train, program, "frontier", resume=settings.resume) as (folder, program),
         logging_to(loggers, folder, print_line),
     ):
-        return frontier(replace(request, out=folder), cluster=cluster)
+        return frontier(replace(request, out=folder, program=program), cluster=cluster)
 
 
 def frontier(
