@@ -82,7 +82,7 @@ from elastune.tuning.search.front import nondominated
 from elastune.tuning.search.registry import make_schedule
 from elastune.tuning.search.schedule import FixedTrial, FixedTrials, Schedule
 from elastune.tuning.search.suggester import Suggester
-from elastune.tuning.study.api import Train, program_of, results_folder
+from elastune.tuning.study.api import Train, below_cell, program_of, results_folder
 from elastune.tuning.study.budget import Bounds
 from elastune.tuning.study.control.acts import StudyControl
 from elastune.tuning.study.control.requests import Inbox
@@ -134,8 +134,9 @@ def find_frontier(train: Train, settings: FrontierSettings) -> FrontierFound:
     with (
         results_folder(settings.out, train, program, "frontier", resume=settings.resume) as (folder, program),
         logging_to(loggers, folder, print_line),
+        below_cell("study", None, request.budget_s) as observe,
     ):
-        return frontier(replace(request, out=folder, program=program), cluster=cluster)
+        return frontier(replace(request, out=folder, program=program), cluster=cluster, observe=observe)
 
 
 def frontier(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from elastune.runtime.job.resumption import (
     may_adopt,
     with_recorded,
 )
-from elastune.runtime.job.run import JobFailed, check_free, on_device, print_failure, run_here, run_job
+from elastune.runtime.job.run import JobFailed, Observe, check_free, on_device, print_failure, run_here, run_job
 from elastune.runtime.job.validation import check_adapt, spot_watch
 from elastune.runtime.logger import check_loggers, logging_to
 from elastune.runtime.placement import from_environment
@@ -38,7 +39,7 @@ from elastune.train.program.cells import is_of_cell, module_of_cells
 from elastune.train.program.load import end_import, load_as_guest
 from elastune.train.program.space import Space
 from elastune.tuning.study.request import StudyRequest, study_request
-from elastune.tuning.study.results import Study
+from elastune.tuning.study.results import Study, html_of
 from elastune.tuning.study.resume import journaled_slots
 from elastune.tuning.study.run import tune as run_study
 from elastune.tuning.study.settings import StudySettings
@@ -52,14 +53,19 @@ class RunResult(RunFinished):
 
     Attributes:
         money: The cost, in units of the prices; None without prices.
+        out: The folder of the run.
     """
 
     money: RunMoney | None = None
+    out: Path = Path()
 
     @classmethod
-    def of(cls, finished: RunFinished, money: RunMoney | None) -> RunResult:
-        """Join the last record ``finished`` and the cost ``money``."""
-        return cls(**{field.name: getattr(finished, field.name) for field in fields(finished)}, money=money)
+    def of(cls, finished: RunFinished, money: RunMoney | None, out: Path) -> RunResult:
+        """Join the last record ``finished``, the cost ``money`` and the folder."""
+        return cls(**{field.name: getattr(finished, field.name) for field in fields(finished)}, money=money, out=out)
+
+    def _repr_html_(self) -> str | None:
+        return html_of("of_run", self.out)
 
 
 def program_of(train: Train, *, cells: bool = False) -> Program:
@@ -141,13 +147,19 @@ def run(train: Train, settings: RunSettings) -> RunResult:
             if isinstance(end, RunFailed):
                 raise JobFailed(end)
             priced = prices if place.rank == 0 else None
-            return RunResult.of(end, None if priced is None else money(read(folder / JOURNAL), priced))
+            return RunResult.of(end, None if priced is None else money(read(folder / JOURNAL), priced), folder)
         check_free(folder, settings.resume)
         fewest = spec.elastic.low if settings.changes else spec.execution.workers
         room = CapacityRequest(folder, fewest, spec.most_workers, grace_s=settings.grace_s, adopts=adopts, spot=spot)
-        with opened(cluster, room) as opened_cluster, logging_to(loggers, folder, print_line):
-            finished = run_job(spec, cluster=opened_cluster)
-        return RunResult.of(finished, None if prices is None else money(read(folder / JOURNAL), prices))
+        with (
+            opened(cluster, room) as opened_cluster,
+            logging_to(loggers, folder, print_line),
+            below_cell("run", spec.epochs, spec.max_steps) as observe,
+        ):
+            finished = run_job(spec, cluster=opened_cluster, observe=observe)
+        if finished.stopped == "requested":
+            print_line(f'stopped on request; go on with resume=True, out="{folder}"')
+        return RunResult.of(finished, None if prices is None else money(read(folder / JOURNAL), prices), folder)
 
 
 def _spec(settings: RunSettings, program: Program, folder: Path, place: Place | None) -> RunSpec:
@@ -202,8 +214,11 @@ def tune(train: Train, space: Space, settings: StudySettings) -> Study:
     cluster, loggers = settings.place(settings.grace_s, print_line), check_loggers(settings.log)
     with results_folder(settings.out, train, program, "tune", resume=settings.resume) as (folder, program):
         request = study_request(settings, program, folder, _trial_execution(settings, folder))
-        with logging_to(loggers, folder, print_line):
-            return run_study(request, space=space, cluster=cluster)
+        with (
+            logging_to(loggers, folder, print_line),
+            below_cell("study", request.trials, request.budget_s) as observe,
+        ):
+            return run_study(request, space=space, cluster=cluster, observe=observe)
 
 
 def _trial_execution(settings: StudySettings, folder: Path) -> ExecutionSettings:
@@ -213,6 +228,22 @@ def _trial_execution(settings: StudySettings, folder: Path) -> ExecutionSettings
     execution = settled(chosen, None if chosen["mesh"] is not None else low, high, settings.learners)
     slots = journaled_slots(folder) if settings.resume and "num_slots" not in chosen else None
     return replace(execution, num_slots=slots or execution.num_slots)
+
+
+@contextmanager
+def below_cell(kind: str, *bounds: float | None) -> Iterator[Observe | None]:
+    """In a notebook, show progress below the cell, in place of what was shown before; elsewhere yield None.
+
+    Args:
+        kind: "run" or "study".
+        bounds: What ends it: epochs and steps, or trials and seconds.
+    """
+    python = sys.modules.get("IPython")
+    if python is None or getattr(python.get_ipython(), "kernel", None) is None:
+        yield None
+        return
+    with import_module("elastune.cli.progress").below_cell(kind, *bounds) as observe:
+        yield observe
 
 
 @contextmanager
