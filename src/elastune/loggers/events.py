@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from elastune.core.formatting import count, duration, plain
 from elastune.core.journal.records import (
@@ -49,6 +49,7 @@ from elastune.runtime.logger import (
     RunBegan,
     RunEnded,
     RunResumed,
+    State,
     ValuesLogged,
 )
 
@@ -90,7 +91,9 @@ class JournalEvents:
 
     def _events(self, record: Any, at: float) -> Iterator[Event]:
         trial = getattr(record, "trial", None)
-        if self._ending is not None and not (isinstance(record, ArtifactKept) and self._ending.run == _name(trial)):
+        if self._ending is not None and not (
+            isinstance(record, ArtifactKept) and self._ending.run == _name(record.trial)
+        ):
             yield self._ending
             self._ending = None
         if isinstance(record, RunStarted | StudyStarted):
@@ -158,12 +161,12 @@ class JournalEvents:
                 line = f"{record.reason.replace('_', ' ')}: {plain(record.detail, 600)}"
                 yield RunEnded(at=at, state="stopped" if record.reason == "interrupted" else "failed", line=line)
             case StudyFinished():
-                state = "stopped" if record.reason == "interrupted" else "finished"
+                state: State = "stopped" if record.reason == "interrupted" else "finished"
                 yield RunEnded(at=at, state=state, values={"seconds": record.seconds}, line=plain(record.reason, 300))
 
     def _finished(self, record: RunFinished, at: float) -> Iterator[Event]:
         yield ArtifactLogged(at=at, step=record.steps, name="report", path=str(self._out / "report.html"))
-        state = "stopped" if record.stopped in ("requested", "notice") else "finished"
+        state: State = "stopped" if record.stopped in ("requested", "notice") else "finished"
         values = {**record.metrics, "seconds": record.seconds, "steps": record.steps, "workers": record.workers}
         line = record.stopped.replace("_", " ") + (f": {plain(record.stop_why, 300)}" if record.stop_why else "")
         yield RunEnded(at=at, state=state, values=values, line=line)
@@ -227,7 +230,7 @@ def _trial_end(record: TrialFinished, run: str, at: float) -> RunEnded:
     results |= {} if record.worker_seconds is None else {"worker_seconds": record.worker_seconds}
     results |= {} if record.cost is None else {"cost": record.cost}
     line = " ".join(filter(None, (record.state, plain(record.reason, 300))))
-    state: Literal["finished", "failed"] = "finished" if record.state == "complete" else "failed"
+    state: State = "finished" if record.state == "complete" else "failed"
     return RunEnded(run=run, at=at, state=state, values=results, line=line)
 
 

@@ -25,6 +25,9 @@ from elastune.core.plugins import EXTRAS, Plugins
 
 # --- what a logger is told ---
 
+State = Literal["finished", "stopped", "failed"]
+"""How a run has ended."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Logged:
@@ -95,7 +98,7 @@ class ArtifactLogged(Logged):
 class RunEnded(Logged):
     """A run has ended. ``values``: its results; ``line``: why it ended, if that has to be said."""
 
-    state: Literal["finished", "stopped", "failed"]
+    state: State
     values: Mapping[str, float] = field(default_factory=dict)
     line: str = ""
 
