@@ -114,6 +114,7 @@ class RunStarted:
         command: The command line that began it; None: a Python program began it.
         source: The digests of its program (``train.program.source``); empty: not known.
         arguments: The program's own command line.
+        defaults: The program's own config, of which ``config`` has the changed values.
         format: The format of the journal.
     """
 
@@ -135,6 +136,7 @@ class RunStarted:
     command: CommandLine | None = None
     source: dict[str, dict[str, str]] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
+    defaults: dict[str, Any] = field(default_factory=dict)
     format: Format = JOURNAL_FORMAT
     kind: Literal["run_started"] = "run_started"
 
