@@ -145,6 +145,7 @@ def watched(name: str, browser: Any, server: tuple[int, str, str], seconds: floa
     pid, enter, address = server
     page = browser.new_page()
     page.goto(enter)
+    page.goto("about:blank")  # else a page that shows all studies would only change what it shows
     before, begun = cpu_s(pid), time.monotonic()
     page.goto(address)
     _wait(page, SHOWN[name])

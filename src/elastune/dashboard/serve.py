@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -17,6 +18,7 @@ from elastune.dashboard.server import DashboardOptions, application
 
 PARENT_S = 1.0  # between two looks whether the command beside it still runs
 LONGEST_TOKEN = 200
+RARELY = 50_000, 20, 50  # the garbage collector looks through all records of a journal: half of the time of reading it
 
 
 def serve(
@@ -38,6 +40,7 @@ def serve(
     """
     import uvicorn
 
+    gc.set_threshold(*RARELY)
     keys = Keys() if token_file is None else Keys(_token(token_file))
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)

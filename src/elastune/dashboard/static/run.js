@@ -11,6 +11,8 @@ export function runPage(page, folder, readOnly) {
   const keep = (name, node) => (nodes[name] = node);
   const said = keep("said", el("p", { class: "note said", role: "status" }));
   const charts = new Map();
+  const curves = new Map();
+  let head = {};
 
   page.replaceChildren(
     el("header", {},
@@ -40,7 +42,16 @@ export function runPage(page, folder, readOnly) {
     return charts.get(name);
   }
 
-  function change(head) {
+  function change(event) {
+    const { curves: changed, ...more } = event;
+    if (event.fresh) { curves.clear(); head = {}; }
+    head = { ...head, ...more };
+    for (const [name, [stay, points]] of Object.entries(changed || {})) curves.set(name, [...(curves.get(name) || []).slice(0, stay), ...points]);
+    const named = (kind) => Object.fromEntries([...curves].filter(([name]) => name.startsWith(`${kind} `)).map(([name, points]) => [name.slice(kind.length + 1), points]));
+    draw({ ...head, metrics: named("metric"), signals: named("signal"), batch: curves.get("batch") || [], lr: curves.get("lr") || [], workers: curves.get("workers") || [] });
+  }
+
+  function draw(head) {
     const program = head.program.split("/").pop() || head.name;
     say(nodes.title, head.best ? `${program}: ${head.best}` : program);
     document.title = `${head.running ? "● " : ""}${program}`;

@@ -2,13 +2,17 @@
 import { Chart, COLORS, QUIET, escaped } from "./charts.js";
 import { act, actButton, duration, el, number, say } from "./dom.js";
 
-const MOST_ROWS = 200;
+const MOST_ROWS = 50;
 const MOST_LANES = 64;
+const MOST_SPANS = 3000; // the newest: a strip of more is a grey area
 const LIVE = ["running", "paused"];
 const SHORT = ["calibrate", "throughput"]; // phases of a frontier that time a few steps
 
 export function studyPage(page, folder, readOnly) {
   const trials = new Map();
+  const spans = []; // who had which workers, as far as it has ended
+  let openSpans = [];
+  let growth = { x: [], y: [], worker_s: [] };
   let head = {};
   let sort = { key: "n", down: true };
   let filter = "";
@@ -51,7 +55,7 @@ export function studyPage(page, folder, readOnly) {
           keep("filter", el("input", { type: "search", placeholder: "filter: state, setting, reason…", "aria-label": "Filter the trials", oninput: (event) => { filter = event.target.value.toLowerCase(); drawTable(); } })),
           keep("count", el("span", { class: "note" }))),
         el("div", { class: "scroll" }, keep("table", el("table", { id: "trials" }, el("thead"), el("tbody")))),
-        keep("more", el("button", { class: "act", type: "button", hidden: true, onclick: () => { mostRows += 1000; drawTable(); } }, "Show more"))),
+        keep("more", el("button", { class: "act", type: "button", hidden: true, onclick: () => { mostRows = 20 * mostRows; drawTable(); } }, "Show more"))),
       el("section", {}, el("details", {}, el("summary", {}, "What was asked"), keep("acts", el("div"))))));
 
   function controls() {
@@ -70,9 +74,14 @@ export function studyPage(page, folder, readOnly) {
   // -- what changed --
 
   function change(event) {
-    head = event;
-    if (event.fresh) trials.clear();
-    for (const row of event.rows) trials.set(row.n, row);
+    const { rows, spans: ended, open_spans: goingOn, growth: grown, ...more } = event;
+    if (event.fresh) { trials.clear(); spans.length = 0; growth = { x: [], y: [], worker_s: [] }; head = {}; }
+    head = { ...head, ...more };
+    for (const row of rows) trials.set(row.n, row);
+    spans.push(...ended);
+    if (spans.length > MOST_SPANS) spans.splice(0, spans.length - MOST_SPANS);
+    openSpans = goingOn;
+    growth = grown || growth;
     drawHead();
     drawTable();
     drawFront();
@@ -143,7 +152,7 @@ export function studyPage(page, folder, readOnly) {
     for (const row of trials.values()) for (const name of Object.keys(row.settings)) if (!settings.includes(name) && settings.length < 12) settings.push(name);
     return [
       { key: "n", name: "Trial", of: (row) => row.n, right: true },
-      { key: "state", name: "State", of: (row) => (row.parked ? "paused on request" : row.state) },
+      { key: "state", name: "State", of: (row) => (head.parked.includes(row.n) ? "paused on request" : row.state) },
       ...(readOnly ? [] : [{ key: "ask", name: "Ask", of: (row) => Number(LIVE.includes(row.state)) }]),
       ...objectives().map((name) => ({ key: `value ${name}`, name, of: (row) => row.values[name], right: true })),
       { key: "epoch", name: "Passes", of: (row) => row.epoch, right: true, shown: (row) => `${row.epoch}${row.epochs ? ` of ${row.epochs}` : ""}` },
@@ -270,16 +279,15 @@ export function studyPage(page, folder, readOnly) {
     const by = growthBy.value;
     nodes.growth.options.x = by === "x" ? "time of the study (s)" : "worker-seconds";
     nodes.growth.options.y = names.length > 1 ? "hypervolume" : names[0] || "";
-    const { growth = { x: [], y: [], worker_s: [] } } = head;
-    nodes.growth.draw(() => ({ traces: [{ x: growth[by], y: growth.y, mode: "lines", line: { color: COLORS[2], shape: "hv" }, showlegend: false }] }));
+    nodes.growth.draw(() => ({ traces: [{ x: [...growth[by], by === "x" ? head.seconds : head.worker_s], y: [...growth.y, growth.y.at(-1)], mode: "lines", line: { color: COLORS[2], shape: "hv" }, showlegend: false }] }));
   }
 
   function drawStrip() {
     nodes.strip.draw(() => {
-      const spans = (head.spans || []).map(([trial, begin, end, workers, ended, why, pause]) => ({ trial, begin, end, workers, ended, why, pause })).sort((a, b) => a.begin - b.begin);
+      const shown = [...spans, ...openSpans].map(([trial, begin, end, workers, ended, why, pause]) => ({ trial, begin, end, workers, ended, why, pause })).sort((a, b) => a.begin - b.begin);
       const freeAt = []; // lane -> when it is free
       const bars = [];
-      for (const span of spans) {
+      for (const span of shown) {
         let left = span.workers;
         for (let lane = 0; left > 0 && lane < MOST_LANES; lane += 1) {
           if ((freeAt[lane] ?? -1) <= span.begin + 1e-6) { freeAt[lane] = span.end; bars.push({ ...span, lane }); left -= 1; }
