@@ -34,10 +34,9 @@ from elastune.core.journal.records import (
 LONGEST = 300
 MOST_EVENTS = 200  # the newest
 MOST_POINTS = 1000  # of one curve
-MOST_CLAIMS = 3000  # of workers: a ledger of more takes seconds
+MOST_CLAIMS = 2000  # of workers: a ledger of more takes seconds
 MOST_EPOCHS = 50  # the newest, in a ledger
 LEDGER = (RunStarted, StepsCompleted, LearnerLeftOut, Restarted, RunFinished)
-PARTS = ("data_s", "compute_s", "reduce_s", "wait_s")  # of a step's time, by the performance monitor
 
 
 class ThinnedCurve:

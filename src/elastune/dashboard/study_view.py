@@ -308,9 +308,18 @@ class FollowedStudy:
                 "trials": len(lives),
                 "running": sum(life.state == "running" for life in lives),
                 "values": _means(lives),
+                "intervals": self._intervals_of_mean(lives),
             }
             for (phase, workers), lives in sorted(cells.items(), key=lambda item: (item[0][1], item[0][0]))
         ]
+
+
+    def _intervals_of_mean(self, lives: list[TrialSummary]) -> dict[str, list[float]]:
+        """By objective, the 95 % interval of the mean of trials that differ by seed alone."""
+        if len({_settings_of(life) for life in lives}) > 1:
+            return {}
+        ends = {each.name: interval(each, lives) for each in self.objectives}
+        return {name: [*end] for name, end in ends.items() if end is not None}
 
 
 def _objectives(record: StudyStarted) -> tuple[Objective, ...]:
