@@ -274,8 +274,13 @@ class FollowedStudy:
 
     def _waits(self, running: bool) -> list[str]:
         """What the study waits for, in words."""
+        asked = [
+            f"{act.act.replace('_', ' ')} of trial {act.trial}"
+            for act in self._control.pending.values()
+            if act.trial is not None
+        ]
         if not running:
-            return [] if self._finished is not None else ["nobody works on it: elastune resume goes on"]
+            return [] if self._finished is not None else ["nobody works on it: elastune resume goes on", *asked]
         waits = []
         by_phase: dict[str, list[int]] = {}
         for number in sorted(self._running):
@@ -287,9 +292,7 @@ class FollowedStudy:
         cut_off = [number for number in self._table.cut_off if number not in self._control.parked]
         waits += [f"free workers for trial {_some(cut_off)}"] if cut_off else []
         waits += [f"someone to let trial {_some(sorted(self._control.parked))} go on"] if self._control.parked else []
-        asked = [act for act in self._control.pending.values() if act.trial is not None]
-        waits += [f"{act.act.replace('_', ' ')} of trial {act.trial}" for act in asked]
-        return waits
+        return [*waits, *asked]
 
     def _phases_shown(self, phases: PhasesPlanned) -> dict[str, Any]:
         return {"budget_s": phases.budget_s, "planned": phases.planned, "took": phases.took}
