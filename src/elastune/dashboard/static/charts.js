@@ -69,7 +69,7 @@ export class Chart {
     const first = !this.place.data;
     await Plotly.react(this.place, traces, {
       height: this.options.height,
-      margin: { l: 60, r: 14, t: named.length > 1 ? 34 : 12, b: 44, autoexpand: named.length > 4 }, // to find margins costs a third of the time
+      margin: { l: 72, r: 14, t: named.length > 1 ? 34 : 12, b: 44, autoexpand: named.length > 4 }, // to find margins costs a third of the time
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: FONT, size: 12, color: INK },

@@ -4,7 +4,7 @@ import { act, actButton, duration, el, number, say } from "./dom.js";
 
 const LOGS_MS = 5000;
 const MOST_METRICS = 6;
-const PARTS = { compute_s: ["computes", COLORS[0]], data_s: ["fetches data", COLORS[5]], reduce_s: ["communicates", COLORS[4]], wait_s: ["waits for slower workers", COLORS[1]] };
+const PARTS = { compute_s: ["computes", COLORS[0]], data_s: ["data", COLORS[5]], reduce_s: ["communicates", COLORS[4]], wait_s: ["waits", COLORS[1]] };
 const MOST_SIGNALS = 6;
 
 export function runPage(page, folder, readOnly) {
@@ -22,7 +22,7 @@ export function runPage(page, folder, readOnly) {
     el("main", {},
       keep("charts", el("div", { class: "panels two" })),
       el("section", {}, el("h2", {}, "What happened"), keep("events", el("div"))),
-      el("section", {}, el("h2", {}, "Ledger of samples"), keep("sofar", el("div")), keep("ledger", el("div"))),
+      el("section", { class: "tables" }, el("h2", {}, "Ledger of samples"), keep("sofar", el("div")), keep("ledger", el("div"))),
       el("section", {}, el("h2", {}, "Logs"), keep("logs", el("div")))));
 
   function controls() {

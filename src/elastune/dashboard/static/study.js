@@ -118,15 +118,15 @@ export function studyPage(page, folder, readOnly) {
     say(nodes.state, head.state);
     nodes.state.classList.toggle("open", head.running || head.state === "unfinished");
     const { budget } = head;
-    const tile = (name, used, asked, shown = number) => el("section", { class: "tile" }, el("h2", {}, name),
-      el("p", { class: "value" }, shown(used)), el("p", { class: "note" }, asked === null || asked === undefined ? "no bound" : `of ${shown(asked)}, ${shown(Math.max(0, asked - used))} left`),
+    const tile = (name, used, asked, shown = number, rest = "left") => el("section", { class: "tile" }, el("h2", {}, name),
+      el("p", { class: "value" }, shown(used)), el("p", { class: "note" }, asked === null || asked === undefined ? "no bound" : `of ${shown(asked)}, ${shown(Math.max(0, asked - used))} ${rest}`),
       asked ? el("progress", { max: asked, value: Math.min(used, asked) }) : null);
     const counts = Object.entries(head.counts).map(([state, n]) => `${n} ${state}`).join(", ");
     nodes.tiles.replaceChildren(
       tile("Trials", budget.trials.used, budget.trials.asked),
       tile("Time", budget.budget_s.used, budget.budget_s.asked, duration),
       tile("Worker-hours", budget.worker_hours.used, budget.worker_hours.asked),
-      tile("Workers busy", budget.workers.used, Array.isArray(budget.workers.asked) ? null : budget.workers.asked));
+      tile("Workers busy", budget.workers.used, Array.isArray(budget.workers.asked) ? null : budget.workers.asked, number, "free"));
     say(nodes.waits, `${counts || "No trial yet"}.${head.waits.length ? ` Waits for ${head.waits.join("; ")}.` : ""}`);
     for (const each of page.querySelectorAll(".limits")) each.hidden = head.kind === "frontier"; // it divides both when it begins
     drawActs();
