@@ -6,6 +6,7 @@
 # make sources  measures again what docs/sources.md shows, at a small size (at most 15 minutes), beside the committed
 #            figures; FULL=1: at their own size, which takes hours, and goes on where it was interrupted
 # make nightly  make bench-smoke, make test and make soak
+# make docs  the site of all pages, with the reference that docstrings and commands give, into build/site
 # make gpu   what needs a GPU: its tests and benchmark, by $(PYTHON) and the torch it has, with no network
 # make fuzz  the fuzzers of tests/fuzz with many more examples, and all properties with other ones than make test has
 # A machine without a GPU saves 2 GB of downloads with TORCH_INDEX=(the index of PyTorch's CPU wheels, see its website)
@@ -22,14 +23,14 @@ export OMP_NUM_THREADS ?= 1
 TEST_PROCESSES ?= 3
 SMOKES_AT_ONCE ?= 2
 
-.PHONY: run test suite gpu sources soak nightly fuzz lint types bench-smoke clean
+.PHONY: run test suite docs gpu sources soak nightly fuzz lint types bench-smoke clean
 
 run: $(VENV)/.installed
 	$(BIN)/elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.95 --budget auto
 
-# mypy takes one core for a minute: the tests begin meanwhile.
+# mypy takes one core for a minute, and the site half of one: the tests begin meanwhile.
 test: lint
-	$(MAKE) --no-print-directory -j2 types suite
+	$(MAKE) --no-print-directory -j2 types docs suite
 
 # Exit code 1: tests failed. A few of them get a second run, alone, and are told by name.
 suite: $(VENV)/.installed-dev
@@ -59,6 +60,11 @@ gpu:
 
 sources: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.sources.again $(if $(FULL),--full)
+
+# Fails at every warning, so at a link that leads nowhere. Needs no network.
+docs: $(VENV)/.installed-dev
+	$(BIN)/sphinx-build -q -W --keep-going -b html -c docs -d build/doctrees . build/site
+	@echo "docs: build/site/docs/index.html"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(SOURCES)
