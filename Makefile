@@ -15,7 +15,7 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := src tests examples benchmarks
+SOURCES := src tests examples benchmarks docs
 PIP := $(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # One core a process: several of them share the machine.
 export OMP_NUM_THREADS ?= 1

@@ -59,7 +59,7 @@ def _row(parameter: Any, kind: type | None) -> str:
             names.append("(no keyword)")
         elif keyword != option.removeprefix("--").replace("-", "_"):
             names.append(f"`{keyword}`")
-    return f"| {', '.join(names)} | {_escaped(' '.join(str(parameter.help or '').split())).replace('|', chr(92) + '|')} |"
+    return f"| {', '.join(names)} | {_escaped(' '.join(str(parameter.help or '').split()))} |"
 
 
 def _keyword(option: str, kind: type) -> str:
@@ -72,7 +72,7 @@ def _keyword(option: str, kind: type) -> str:
 
 def _escaped(text: str) -> str:
     """Plain text as Markdown that shows the same."""
-    for sign in "\\*_<>[]`$":
+    for sign in "\\*_<>[]`$|":
         text = text.replace(sign, f"\\{sign}")
     return text
 
