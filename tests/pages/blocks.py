@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -43,7 +43,7 @@ class Block:
     not_run: str = ""
     soak: bool = False
     file: str = ""
-    after: Block | None = None
+    after: Block | None = field(default=None, repr=False)
 
     @property
     def before(self) -> list[Block]:
@@ -63,9 +63,7 @@ def blocks(page: Path) -> Iterator[Block]:
             assert token.map is not None
             why, soak = (marker[2] or "", marker[3] is not None) if marker else ("", False)
             file = FILE.search(said)
-            last = Block(
-                page, token.map[0] + 2, token.info, token.content, why, soak, file[1] if file else "", last
-            )
+            last = Block(page, token.map[0] + 2, token.info, token.content, why, soak, file[1] if file else "", last)
             yield last
         said = token.content if token.type == "inline" else said if token.type == "paragraph_close" else ""
         marker = MARKER.match(token.content.strip()) if token.type == "html_block" else None
