@@ -14,6 +14,8 @@ HERE = Path(__file__).parent
 PAGE_FILES = {"commands-as-programs": {"train.py": "script.py"}}
 """Files of a page that are other ones than those of the same name here."""
 COMMON_FILES = {"train.py": "train.py", "plain.py": "plain.py"}
+TUTORIAL = ("loop", "scale", "tune")
+"""Its pages go on with the files of those before."""
 STUDY = """
     elastune run train.py --out begin
     elastune tune train.py --trials 4 --workers 2 --keep all --start-from begin --out OUT
@@ -49,9 +51,10 @@ def stage(page: Path, folder: Path) -> None:
         (folder / name).symlink_to(ROOT / name)
     for name, source in (COMMON_FILES | PAGE_FILES.get(page.stem, {})).items():
         shutil.copy(HERE / source, folder / name)
-    for block in blocks(page):
-        if block.file:
-            (folder / block.file).write_text(block.code)
+    for each in (*TUTORIAL[: TUTORIAL.index(page.stem)], page.stem) if page.stem in TUTORIAL else (page.stem,):
+        for block in blocks(page.with_stem(each)):
+            if block.file:
+                (folder / block.file).write_text(block.code)
     if page.stem in EARLIER:
         shell(EARLIER[page.stem], folder)
 
