@@ -26,8 +26,8 @@ EARLIER = {
     "meshes": "elastune run train.py --out RUN",
     "simulate": "elastune tune train.py --trials 4 --workers 2",
     "spaces": """
-        elastune tune digits.py --trials 2
-        elastune tune digits.py --trials 2 --out elastune-out/other-tune-3
+        elastune tune digits.py --trials 2 --workers 2
+        elastune tune digits.py --trials 2 --workers 2 --out elastune-out/other-tune-3
     """,
     "spot": f"""
         printf 'time,workers\\n0,32\\n3600,27\\n80000,27\\n' > offer.csv
@@ -37,7 +37,11 @@ EARLIER = {
     """,
     "transfer": f"""
         elastune run train.py --out runs/pretrained
-        elastune export runs/pretrained --safetensors backbone.safetensors
+        elastune export runs/pretrained --safetensors all.safetensors
+        python -c "
+from safetensors.torch import load_file, save_file
+tensors = load_file('all.safetensors')
+save_file({name.replace('encoder', 'backbone'): tensors[name] for name in tensors}, 'backbone.safetensors')"
         {STUDY}
     """,
 }

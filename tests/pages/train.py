@@ -1,6 +1,7 @@
 """The train.py of the pages: as small as it can be, with all that a page asks of it. Stands alone, for workers."""
 
 import argparse
+from collections import OrderedDict
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,6 @@ def space(trial):
     return {
         "lr": trial.suggest_float("lr", 1e-3, 1, log=True),
         "batch_size": trial.suggest_categorical("batch_size", [16, 32]),
-        "workers": trial.suggest_int("workers", 1, 2),
     }
 
 
@@ -34,7 +34,13 @@ DATA = {"train": samples(0), "validation": samples(1), "test": samples(2), "test
 
 
 def build(config):
-    return nn.Sequential(nn.Linear(6, config["width"]), nn.Tanh(), nn.Linear(config["width"], 3))
+    layers = {"encoder": nn.Linear(6, config["width"]), "bend": nn.Tanh(), "head": nn.Linear(config["width"], 3)}
+    return nn.Sequential(OrderedDict(layers))
+
+
+def surrogate(config, workers):
+    for epoch in range(1, 21):
+        yield 3600 / workers + 0.1, {"accuracy": 1 - 0.5 / epoch}
 
 
 def predict(model, name):
