@@ -41,7 +41,7 @@ EARLIER = {
         python -c "
 from safetensors.torch import load_file, save_file
 tensors = load_file('all.safetensors')
-save_file({name.replace('encoder', 'backbone'): tensors[name] for name in tensors}, 'backbone.safetensors')"
+save_file({{name.replace('encoder', 'backbone'): tensors[name] for name in tensors}}, 'backbone.safetensors')"
         {STUDY}
     """,
 }
