@@ -8,6 +8,7 @@
 # make nightly  make bench-smoke, make test and make soak
 # make oldest  the fast tests of training on the oldest torch that pyproject.toml allows, in .venv-oldest (5 GB, or 2 with
 #              TORCH_INDEX); with another Python, too: make oldest PYTHON=python3.13
+# make docs  the site of all pages, with the reference that docstrings and commands give, into build/site
 # make gpu   what needs a GPU: its tests and benchmark, by $(PYTHON) and the torch it has, with no network
 # make fuzz  the fuzzers of tests/fuzz with many more examples, and all properties with other ones than make test has
 # A machine without a GPU saves 2 GB of downloads with TORCH_INDEX=(the index of PyTorch's CPU wheels, see its website)
@@ -16,7 +17,7 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := src tests examples benchmarks integrations
+SOURCES := src tests examples benchmarks docs integrations
 CONSTRAINTS := constraints.txt
 PIP := $(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # One core a process: several of them share the machine.
@@ -25,14 +26,14 @@ export OMP_NUM_THREADS ?= 1
 TEST_PROCESSES ?= 3
 SMOKES_AT_ONCE ?= 2
 
-.PHONY: run test suite oldest gpu sources soak nightly fuzz lint types bench-smoke clean
+.PHONY: run test suite docs oldest gpu sources soak nightly fuzz lint types bench-smoke clean
 
 run: $(VENV)/.installed
 	$(BIN)/elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.95 --budget auto
 
-# mypy takes one core for a minute: the tests begin meanwhile.
+# mypy takes one core for a minute, and the site half of one: the tests begin meanwhile.
 test: lint
-	$(MAKE) --no-print-directory -j2 types suite
+	$(MAKE) --no-print-directory -j2 types docs suite
 
 # Exit code 1: tests failed. A few of them get a second run, alone, and are told by name.
 suite: $(VENV)/.installed-dev
@@ -72,6 +73,11 @@ gpu:
 
 sources: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.sources.again $(if $(FULL),--full)
+
+# Fails at every warning, so at a link that leads nowhere. Needs no network.
+docs: $(VENV)/.installed-dev
+	$(BIN)/sphinx-build -q -W --keep-going -b html -c docs -d build/doctrees . build/site
+	@echo "docs: build/site/docs/index.html"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(SOURCES)
