@@ -15,7 +15,8 @@ import typer
 from typer.core import TyperCommand
 
 from elastune.core.errors import UserError
-from elastune.core.fields import COMMON, OUTPUT
+from elastune.core.fields import COMMON
+from elastune.core.fields import OUTPUT as OUTPUT
 
 # The options of the command line alone that several commands share. All others are settings (``core/fields.py``).
 

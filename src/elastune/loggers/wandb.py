@@ -51,7 +51,7 @@ class WandbLogger(Logger):
 class WandbWriter(LogWriter):
     """Sends each event at once; W&B's own process batches them. ``ids`` has the id of each run."""
 
-    def __init__(self, out: Path, ids: dict[str, str], place: Mapping[str, str | None]) -> None:
+    def __init__(self, out: Path, ids: dict[str, str], place: Mapping[str, Any]) -> None:
         self._out, self._ids, self._place = out, ids, place
         self._open: dict[str, Any] = {}
 

@@ -153,17 +153,22 @@ class LoggerKit(ABC):
             ]
         crashed = TrialFinished(2, "infeasible", reason="out of memory")
         refused = TrialFinished(3, "rejected", reason="workers * micro_batch == 64")
-        rest = [TrialStarted(2, {"width": 99}, EXECUTION, 2), crashed, refused, StudyFinished("4 trials", 9.0)]
+        rest: list[Record] = [
+            TrialStarted(2, {"width": 99}, EXECUTION, 2),
+            crashed,
+            refused,
+            StudyFinished("4 trials", 9.0),
+        ]
         self.log(STUDY, *of_trials, *rest)
         runs = self.logged()
         assert runs.keys() == {"", "trial-0", "trial-1", "trial-2", "trial-3"}
         assert {run.parent for name, run in runs.items() if name} == {""}
-        trial = runs["trial-1"]
-        assert (trial.settings["config.width"], trial.settings["config.lr"]) == ("16", "0.1")
-        assert trial.values["metrics/accuracy", 10] == pytest.approx(0.75)
-        assert (trial.values["run/workers", 0], trial.values["run/workers", 15]) == (2, 4)
-        assert trial.says("paused after epoch 1: not among the best") == 1
-        assert trial.artifacts["checkpoint"] == str(self.out / "trials/1/checkpoint")
+        second = runs["trial-1"]
+        assert (second.settings["config.width"], second.settings["config.lr"]) == ("16", "0.1")
+        assert second.values["metrics/accuracy", 10] == pytest.approx(0.75)
+        assert (second.values["run/workers", 0], second.values["run/workers", 15]) == (2, 4)
+        assert second.says("paused after epoch 1: not among the best") == 1
+        assert second.artifacts["checkpoint"] == str(self.out / "trials/1/checkpoint")
         assert runs[""].values["trials/accuracy", 1] == pytest.approx(0.75)
         assert all(run.ended for run in runs.values())
 
