@@ -34,7 +34,7 @@ from optuna._gp.acqf import (
     qLogEHVI,
     qLogEI,
 )
-from optuna._gp.gp import GPRegressor, Matern52Kernel, fit_kernel_params
+from optuna._gp.gp import GPRegressor, fit_kernel_params
 from optuna._gp.search_space import SearchSpace
 from optuna._gp.thread_limiting import limit_threads_in_optimization
 from optuna.distributions import BaseDistribution
@@ -43,8 +43,8 @@ from optuna.samplers._gp.sampler import _MAX_QMC_SEED_VALUE, EPS, _get_params, _
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from scipy.optimize import minimize
-from scipy.special import expit
 
+from elastune.core.run import derive
 from elastune.train.program.space import nth, place, size
 from elastune.tuning.search.objective import Floats
 
@@ -52,7 +52,6 @@ from elastune.tuning.search.objective import Floats
 
 EDGE = 1e-6  # the cube shrinks by so much on all sides: at 0 and 1 the slopes of a warp have no bound
 SPREAD = 0.5  # prior standard deviation of the logarithms of a and b around 0; HEBO's is 0.55
-UNSURE = 1.5  # prior standard deviation of the logit of ``alone`` around 0
 
 
 @dataclass(frozen=True)
@@ -95,71 +94,32 @@ class Warp:
 
 
 class WarpedProcess(GPRegressor):
-    """Optuna's Gaussian process over warped parameters. Callers pass points of the unit cube; it warps them itself.
-
-    Its kernel is a weighted mean of two: Optuna's, where all parameters act together, and one where each choice acts
-    alone. To the first, configurations of six choices have little in common unless they share most of them. But the
-    time of a network is nearly a sum over its parts, and a sum is learnt from few trials. Ru et al. 2020, "Bayesian
-    Optimisation over Multiple Continuous and Categorical Inputs", mix sum and product alike. ``alone`` is the weight.
-    """
+    """Optuna's Gaussian process over warped parameters. Callers pass points of the unit cube; it warps them itself."""
 
     def __init__(
-        self,
-        points: torch.Tensor,
-        values: torch.Tensor,
-        lengths: torch.Tensor,
-        scale: float,
-        noise: float,
-        warp: Warp,
-        alone: float,
+        self, points: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float, noise: float, warp: Warp
     ) -> None:
         """``points`` (n, d) with ``values`` (n,), standardised; ``lengths`` (d,) are inverse squared length scales."""
         self.warp = warp
-        self.alone = alone
-        self._losses = lost_alone(lengths, warp.categorical)[0]
         self._warped = warp(points)
         numbers = (lengths, *(torch.tensor(number, dtype=torch.float64) for number in (scale, noise)))
         super().__init__(warp.categorical, points, values, *numbers)
-        self._squared_X_diff = squared_apart(self._warped, self._warped, warp.categorical)
+        self._squared_X_diff = squared_apart(self._warped, warp.categorical)
         self._cache_matrix()
 
     def kernel(self, X1: torch.Tensor | None = None, X2: torch.Tensor | None = None) -> torch.Tensor:
         if X1 is None:
-            squared = self._squared_X_diff
-        else:
-            other = self._warped if X2 is None or X2 is self._X_train else self.warp(X2)
-            squared = squared_apart(self.warp(X1), other, self._is_categorical)
-        correlation = Matern52Kernel.apply(squared @ self.inverse_squared_lengthscales)
-        if self.alone:
-            correlation = torch.lerp(correlation, 1 - squared @ self._losses, self.alone)
-        return correlation * self.kernel_scale
+            return super().kernel(X1, X2)
+        other = self._warped if X2 is None or X2 is self._X_train else self.warp(X2)
+        return super().kernel(self.warp(X1), other)
 
 
-def squared_apart(points: torch.Tensor, others: torch.Tensor, categorical: torch.Tensor) -> torch.Tensor:
-    """Return the squared distances (n, m, d) of two sets of points along each parameter; 1 where categories differ."""
-    apart = (points[:, None, :] - others[None, :, :]).square_()
+def squared_apart(points: torch.Tensor, categorical: torch.Tensor) -> torch.Tensor:
+    """Return the squared distances (n, n, d) of points (n, d) along each parameter; 1 where categories differ."""
+    apart = (points[:, None, :] - points[None, :, :]).square_()
     if bool(categorical.any()):
         apart[..., categorical] = (apart[..., categorical] > 0).to(apart.dtype)
     return apart
-
-
-def matern(squared: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the correlation (Matern, 5/2) at squared distances, and its derivatives by these."""
-    root = torch.sqrt(5 * squared)
-    falling = torch.exp(-root)
-    return falling * ((5 / 3) * squared + root + 1), falling * (root + 1) * (-5 / 6)
-
-
-def lost_alone(lengths: torch.Tensor, categorical: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return by how much the mean of kernels of one choice falls where a choice differs, (d,), and its derivatives."""
-    correlation, by_length = matern(lengths)
-    share = categorical / categorical.sum().clamp(min=1).to(lengths.dtype)
-    return (1 - correlation) * share, -by_length * share
-
-
-def share_of(logit: float, categorical: torch.Tensor) -> float:
-    """Return the weight ``alone`` of choices that act alone; 0 where there are none."""
-    return float(expit(logit)) if bool(categorical.any()) else 0.0
 
 
 # --- fit of kernel and warp ---
@@ -191,11 +151,10 @@ def fit(points: Floats, values: Floats, categorical: NDArray[np.bool_], least_no
     if raw is None:
         return None
     parameters = torch.tensor(raw, dtype=torch.float64).exp()
-    warp = Warp(parameters[d + 2 : 2 * d + 2], parameters[2 * d + 2 : 3 * d + 2], torch.tensor(categorical))
+    warp = Warp(parameters[d + 2 : 2 * d + 2], parameters[2 * d + 2 :], torch.tensor(categorical))
     scale, noise = float(parameters[d]), float(parameters[d + 1]) + least_noise
-    share = share_of(raw[-1], warp.categorical)
     try:
-        return WarpedProcess(torch.tensor(x), torch.tensor(y), parameters[:d], scale, noise, warp, share)
+        return WarpedProcess(torch.tensor(x), torch.tensor(y), parameters[:d], scale, noise, warp)
     except RuntimeError:  # its covariance cannot be factored
         return None
 
@@ -217,7 +176,7 @@ def _remembered(
     """The logarithms at which ``posterior_loss`` is least."""
     points = torch.frombuffer(bytearray(x), dtype=torch.float64).reshape(n, d)
     values = torch.frombuffer(bytearray(y), dtype=torch.float64)
-    raw = np.zeros(3 * d + 3)
+    raw = np.zeros(3 * d + 2)
     parts = [slice(None)] if n < 2 * FIRST else [slice(None, None, -(-n // FIRST)), slice(None)]
     for part in parts:
         loss = posterior_loss(points[part], values[part], categorical, least_noise)
@@ -232,12 +191,11 @@ def _remembered(
 def posterior_loss(
     points: torch.Tensor, values: torch.Tensor, categorical: tuple[bool, ...], least_noise: float
 ) -> Callable[[Floats], tuple[float, Floats]]:
-    """Return a function of 3d + 3 numbers: the negative log posterior, but for a constant, and its gradient.
+    """Return a function of 3d + 2 logarithms: the negative log posterior, but for a constant, and its gradient.
 
-    The numbers are the logarithms of the inverse squared length scales (d), the variance, the noise, and the warp's
-    a (d) and b (d), and the logit of ``alone``. Priors are Optuna's (``optuna._gp.prior``), ``SPREAD`` and ``UNSURE``.
-    For K = scale M + noise I and u = K^-1 y the likelihood's derivative by a parameter t is
-    tr((u u' - K^-1) dK/dt) / 2 (Rasmussen and Williams 2006, 5.9).
+    The logarithms are those of the inverse squared length scales (d), the variance, the noise, and the warp's a (d) and
+    b (d). Priors are Optuna's (``optuna._gp.prior``) and ``SPREAD``. For K = scale M + noise I and u = K^-1 y the
+    likelihood's derivative by a parameter t is tr((u u' - K^-1) dK/dt) / 2 (Rasmussen and Williams 2006, 5.9).
     """
     n, d = points.shape
     is_category, identity = torch.tensor(categorical), torch.eye(n, dtype=torch.float64)
@@ -245,37 +203,31 @@ def posterior_loss(
     def loss(raw: Floats) -> tuple[float, Floats]:
         parameters = torch.from_numpy(raw).exp()
         inverse, scale, excess = parameters[:d], float(parameters[d]), float(parameters[d + 1])
-        warp = Warp(parameters[d + 2 : 2 * d + 2], parameters[2 * d + 2 : 3 * d + 2], is_category)
-        bends, logit = torch.from_numpy(raw[d + 2 : 3 * d + 2]), float(raw[-1])
-        warped, noise, share = warp(points), excess + least_noise, share_of(logit, is_category)
-        flat = squared_apart(warped, warped, is_category).reshape(n * n, d)
-        together, by_distance = matern((flat @ inverse).reshape(n, n))
-        correlation = together
-        if share:
-            losses, by_inverse = lost_alone(inverse, is_category)
-            alone = 1 - (flat @ losses).reshape(n, n)
-            correlation = torch.lerp(together, alone, share)
+        warp = Warp(parameters[d + 2 : 2 * d + 2], parameters[2 * d + 2 :], is_category)
+        bends = torch.from_numpy(raw[d + 2 :])
+        warped, noise = warp(points), excess + least_noise
+        flat = squared_apart(warped, is_category).reshape(n * n, d)
+        squared = (flat @ inverse).reshape(n, n)
+        root = torch.sqrt(5 * squared)
+        falling = torch.exp(-root)
+        correlation = falling * ((5 / 3) * squared + root + 1)
         factor, failed = torch.linalg.cholesky_ex(correlation * scale + identity * noise)
         if int(failed):
-            return math.inf, np.zeros(3 * d + 3)
+            return math.inf, np.zeros(3 * d + 2)
         precision = torch.cholesky_inverse(factor)
         solved = precision @ values
         fits = -0.5 * float(values @ solved) - float(factor.diagonal().log().sum())
         weight = 0.5 * (torch.outer(solved, solved) - precision)
-        by_squared = weight * by_distance * (scale * (1 - share))
+        by_squared = weight * (root + 1) * falling * (-5 / 6 * scale)
         by_length = by_squared.reshape(-1) @ flat + 0.1 / inverse**2 - 0.1
-        by_logit = -logit / UNSURE**2
-        if share:
-            by_length -= (weight.reshape(-1) @ flat) * by_inverse * (scale * share)
-            by_logit += float((weight * (alone - together)).sum()) * scale * share * (1 - share)
         by_scale = float((weight * correlation).sum()) + 1 / scale - 1
         by_noise = float(weight.diagonal().sum()) + 0.1 / noise - 30
         by_point = 4 * inverse * (by_squared.sum(1, keepdim=True) * warped - by_squared @ warped)
         by_bend = torch.cat([(by_point * slope).sum(0) for slope in warp.slopes(points)]) - bends / SPREAD**2
         prior = -float((0.1 / inverse + 0.1 * inverse).sum()) - float(bends @ bends) / (2 * SPREAD**2)
-        prior += math.log(scale) - scale + 0.1 * math.log(noise) - 30 * noise - logit**2 / (2 * UNSURE**2)
+        prior += math.log(scale) - scale + 0.1 * math.log(noise) - 30 * noise
         by_numbers = torch.tensor([by_scale * scale, by_noise * excess], dtype=torch.float64)
-        gradient = torch.cat([by_length * inverse, by_numbers, by_bend, torch.tensor([by_logit], dtype=torch.float64)])
+        gradient = torch.cat([by_length * inverse, by_numbers, by_bend])
         return -fits - prior, -gradient.numpy()
 
     return loss
@@ -315,6 +267,7 @@ class GaussianSampler(GPSampler):
     def __init__(self, seed: int) -> None:
         super().__init__(seed=seed, warn_independent_sampling=False)
         self._n_local_search = STARTS
+        self._few = np.random.default_rng(derive(seed, "few"))  # its own: equal seeds draw alike
         self._tried: Floats | None = None  # points (n, d) of the trials that were begun
 
     def sample_independent(
@@ -322,16 +275,17 @@ class GaussianSampler(GPSampler):
     ) -> Any:
         """Draw a value at random; of few values, one of those that were tried least.
 
-        Ten draws of one of five choices leave a choice out once in ten times. What was never tried is not modelled.
+        Ten random draws of one of five choices leave each choice out once in ten times, so that the first model knows
+        nothing of it. Numbers on a log scale stay random, since their values do not count alike.
         """
         count = size(param_distribution)
-        if count > FEW:
+        if count > FEW or getattr(param_distribution, "log", False):
             return super().sample_independent(study, trial, param_name, param_distribution)
         tried = np.zeros(int(count))
         for other in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING)):
             if other.distributions.get(param_name) == param_distribution:
                 tried[place(param_distribution, other.params[param_name])] += 1
-        return nth(param_distribution, int(self._rng.rng.choice(np.flatnonzero(tried == tried.min()))))
+        return nth(param_distribution, int(self._few.choice(np.flatnonzero(tried == tried.min()))))
 
     def _sample_relative_impl(
         self,

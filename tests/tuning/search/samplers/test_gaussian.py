@@ -24,7 +24,6 @@ from elastune.tuning.search.gaussian import (
     SPREAD,
     STABLE,
     STARTS,
-    UNSURE,
     GaussianSampler,
     Warp,
     WarpedProcess,
@@ -51,48 +50,28 @@ def told(n: int, seed: int = 0, named: bool = False) -> tuple[Any, Any]:
     return points, (values - values.mean()) / values.std()
 
 
-class Mixed(GPRegressor):
-    """Optuna's process, whose kernel is a weighted mean of Optuna's over all parameters and over single choices."""
-
-    alone: Any
-
-    def kernel(self, X1: torch.Tensor | None = None, X2: torch.Tensor | None = None) -> torch.Tensor:
-        first, second = (self._X_train if points is None else points for points in (X1, X2))
-        each = []
-        for i in torch.nonzero(self._is_categorical)[:, 0].tolist():
-            arrays = (self._is_categorical[[i]], self._X_train[:, [i]], self._y_train[:, 0])
-            numbers = (self.inverse_squared_lengthscales[[i]], self.kernel_scale, self.noise_var)
-            each.append(GPRegressor(*arrays, *numbers).kernel(first[..., [i]], second[..., [i]]))
-        together = super().kernel(first, second)
-        if not each:
-            return together
-        return (1 - self.alone) * together + self.alone * sum(each) / len(each)
-
-
 def by_autograd(points: Any, values: Any, categorical: tuple[bool, ...], raw: Any) -> tuple[float, Any]:
-    """The same loss from Optuna's kernels and priors at warped points, and its gradient by autograd."""
+    """The same loss from Optuna's process and priors at warped points, and its gradient by autograd."""
     d = len(categorical)
     logs = torch.from_numpy(raw).requires_grad_(True)
-    bends, logit = logs[d + 2 : 3 * d + 2], logs[-1]
-    warp = Warp(bends[:d].exp(), bends[d:].exp(), torch.tensor(categorical))
+    warp = Warp(logs[d + 2 : 2 * d + 2].exp(), logs[2 * d + 2 :].exp(), torch.tensor(categorical))
     noise = logs[d + 1].exp() + DEFAULT_MINIMUM_NOISE_VAR
     arrays = (warp.categorical, warp(torch.from_numpy(points)), torch.from_numpy(values))
-    process = Mixed(*arrays, logs[:d].exp(), logs[d].exp(), noise)
-    process.alone = torch.sigmoid(logit)
+    process = GPRegressor(*arrays, logs[:d].exp(), logs[d].exp(), noise)
     loss = -process.marginal_log_likelihood() - default_log_prior(process)
-    loss = loss + (bends**2).sum() / (2 * SPREAD**2) + logit**2 / (2 * UNSURE**2)
+    loss = loss + (logs[d + 2 :] ** 2).sum() / (2 * SPREAD**2)
     loss.backward()
     assert logs.grad is not None
     return loss.item(), logs.grad.numpy()
 
 
 @pytest.mark.parametrize("categorical", [NONE, ONE_NAMED])
-def test_the_closed_form_is_the_posterior_of_optunas_kernels_at_warped_points(categorical: tuple[bool, ...]) -> None:
+def test_the_closed_form_is_optunas_posterior_at_warped_points(categorical: tuple[bool, ...]) -> None:
     points, values = told(30, named=any(categorical))
     arrays = torch.from_numpy(points), torch.from_numpy(values)
     ours = posterior_loss(*arrays, categorical, DEFAULT_MINIMUM_NOISE_VAR)
-    bent = np.array([0.7, -1.0, 0.2, 0.5, -4.0, 0.4, -0.3, 0.2, -0.6, 0.1, 0.5, -0.7])
-    for raw in (np.zeros(12), bent):
+    bent = np.array([0.7, -1.0, 0.2, 0.5, -4.0, 0.4, -0.3, 0.2, -0.6, 0.1, 0.5])
+    for raw in (np.zeros(11), bent):
         loss, gradient = ours(raw)
         expected, expected_gradient = by_autograd(points, values, categorical, raw)
         assert loss == pytest.approx(expected, rel=1e-9)
@@ -115,16 +94,16 @@ def test_a_fit_is_at_least_as_likely_as_optunas_which_does_not_warp(n: int) -> N
     def at(process: GPRegressor, bends: list[float]) -> float:
         lengths, scale, noise = process.inverse_squared_lengthscales, process.kernel_scale, process.noise_var
         whole = [*lengths.tolist(), float(scale), float(noise) - DEFAULT_MINIMUM_NOISE_VAR, *bends]
-        return loss(np.append(np.log(whole), 0.0))[0]
+        return loss(np.log(whole))[0]
 
     assert at(ours, [*ours.warp.a.tolist(), *ours.warp.b.tolist()]) < at(theirs, [1.0] * 6) + 0.05
 
 
-def test_a_process_that_does_not_bend_or_add_is_optunas() -> None:
+def test_a_process_that_does_not_bend_is_optunas() -> None:
     points, values = (torch.from_numpy(array) for array in told(20, named=True))
     named, lengths = torch.tensor(ONE_NAMED), torch.tensor([3.0, 0.5, 0.1], dtype=torch.float64)
     straight = Warp(torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64), named)
-    ours = WarpedProcess(points, values, lengths, 1.2, 0.01, straight, alone=0.0)
+    ours = WarpedProcess(points, values, lengths, 1.2, 0.01, straight)
     theirs = GPRegressor(named, points, values, lengths, *(torch.tensor(x, dtype=torch.float64) for x in (1.2, 0.01)))
     theirs._cache_matrix()
     new = torch.from_numpy(told(7, seed=1, named=True)[0])
@@ -132,7 +111,7 @@ def test_a_process_that_does_not_bend_or_add_is_optunas() -> None:
         assert mine.numpy() == pytest.approx(other.numpy(), abs=1e-4)  # the cube shrinks by EDGE
 
 
-def test_a_process_is_that_of_optunas_kernels_at_warped_points() -> None:
+def test_a_process_that_bends_is_optunas_at_warped_points() -> None:
     """Whatever it is asked for: alone, together, beside running trials, after more was told; and so are slopes."""
     named = torch.tensor(ONE_NAMED)
     logs = torch.tensor([[-0.8, 0.0, 0.5], [0.4, 0.0, -0.6]], dtype=torch.float64)
@@ -141,10 +120,9 @@ def test_a_process_is_that_of_optunas_kernels_at_warped_points() -> None:
     running, new = (torch.from_numpy(told(n, seed=n, named=True)[0]) for n in (3, 7))
     new[:2, 0] = torch.tensor([0.0, 1.0], dtype=torch.float64)
     lengths = torch.tensor([3.0, 0.5, 0.1], dtype=torch.float64)
-    ours = WarpedProcess(points, values, lengths, 1.2, 0.01, warp, alone=0.4)
+    ours = WarpedProcess(points, values, lengths, 1.2, 0.01, warp)
     numbers = (torch.tensor(x, dtype=torch.float64) for x in (1.2, 0.01))
-    theirs = Mixed(named, warp(points), values, lengths, *numbers)
-    theirs.alone = 0.4
+    theirs = GPRegressor(named, warp(points), values, lengths, *numbers)
     theirs._cache_matrix()
 
     def same(mine: Any, other: Any) -> None:
@@ -198,29 +176,6 @@ def test_what_happens_at_one_end_of_a_parameter_is_modelled_there() -> None:
         for process in (ours, theirs)
     ]
     assert missed[0] < 0.5 * missed[1], missed
-
-
-def test_a_sum_over_choices_is_learnt_from_few_trials() -> None:
-    """Six choices among five, each with a cost of its own: a process that adds foretells it, Optuna's does not."""
-    rng = np.random.default_rng(0)
-    costs = rng.random((6, 5))
-    at, new = rng.integers(0, 5, (40, 6)), rng.integers(0, 5, (200, 6))
-
-    def value(rows: Any) -> Any:
-        return sum(costs[i, rows[:, i]] for i in range(6))
-
-    values = (value(at) - value(at).mean()) / value(at).std()
-    expected = (value(new) - value(at).mean()) / value(at).std()
-    named, points = np.full(6, True), at.astype(float)
-    ours = fit(points, values, named, DEFAULT_MINIMUM_NOISE_VAR)
-    theirs = fit_kernel_params(points, values, named, default_log_prior, DEFAULT_MINIMUM_NOISE_VAR, False)
-    assert ours is not None
-    assert ours.alone > 0.5
-    missed = [
-        float(np.sqrt(np.mean((process.posterior(torch.from_numpy(new.astype(float)))[0].numpy() - expected) ** 2)))
-        for process in (ours, theirs)
-    ]
-    assert missed[0] < 0.6 * missed[1], missed
 
 
 def test_a_warp_rises_within_the_cube_and_leaves_categories() -> None:
@@ -409,14 +364,18 @@ def test_the_first_trials_try_each_of_few_values_equally_often() -> None:
             "depth": trial.suggest_int("depth", 2, 10, step=2),
             "drop": trial.suggest_float("drop", 0.0, 0.4, step=0.1),
             "width": trial.suggest_int("width", 1, 4096, log=True),
+            "heads": trial.suggest_int("heads", 1, 5, log=True),
         }
 
+    orders = set()
     for seed in range(2):
         suggester = Suggester(five, TWO, sampler="gp", seed=seed)
         begun = [ask(suggester) for _ in range(10)]  # none has ended
         for name in ("kind", "depth", "drop"):
             assert sorted(Counter(repr(each[name]) for each in begun).values()) == [2] * 5
         assert len({each["width"] for each in begun}) > 5
+        orders.add(tuple(each["depth"] for each in begun))
+    assert len(orders) == 2, "the seed decides the order"
 
 
 def test_a_small_space_is_tried_to_its_end() -> None:
