@@ -224,18 +224,6 @@ def nth(distribution: BaseDistribution, index: int) -> Any:
     raise AssertionError(f"unknown distribution {distribution}")
 
 
-def place(distribution: BaseDistribution, value: Any) -> int:
-    """Return the index of ``value`` in a finite distribution: the inverse of ``nth``."""
-    match distribution:
-        case CategoricalDistribution():
-            return int(distribution.to_internal_repr(value))
-        case IntDistribution(low=low, step=step):
-            return int((value - low) // step)
-        case FloatDistribution(low=low, step=step):
-            return round((value - low) / step) if step else 0
-    raise AssertionError(f"unknown distribution {distribution}")
-
-
 def to_json(distributions: Distributions) -> dict[str, str]:
     """Return distributions as Optuna's JSON texts, by parameter, in the same order."""
     return {name: distribution_to_json(distribution) for name, distribution in distributions.items()}

@@ -41,11 +41,9 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import GPSampler
 from optuna.samplers._gp.sampler import _MAX_QMC_SEED_VALUE, EPS, _get_params, _standardize_values
 from optuna.study import Study, StudyDirection
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 from scipy.optimize import minimize
 
-from elastune.core.run import derive
-from elastune.train.program.space import nth, place, size
 from elastune.tuning.search.objective import Floats
 
 # --- warped inputs ---
@@ -267,25 +265,7 @@ class GaussianSampler(GPSampler):
     def __init__(self, seed: int) -> None:
         super().__init__(seed=seed, warn_independent_sampling=False)
         self._n_local_search = STARTS
-        self._few = np.random.default_rng(derive(seed, "few"))  # its own: equal seeds draw alike
         self._tried: Floats | None = None  # points (n, d) of the trials that were begun
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Draw a value at random; of few values, one of those that were tried least.
-
-        Ten random draws of one of five choices leave each choice out once in ten times, so that the first model knows
-        nothing of it. Numbers on a log scale stay random, since their values do not count alike.
-        """
-        count = size(param_distribution)
-        if count > FEW or getattr(param_distribution, "log", False):
-            return super().sample_independent(study, trial, param_name, param_distribution)
-        tried = np.zeros(int(count))
-        for other in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING)):
-            if other.distributions.get(param_name) == param_distribution:
-                tried[place(param_distribution, other.params[param_name])] += 1
-        return nth(param_distribution, int(self._few.choice(np.flatnonzero(tried == tried.min()))))
 
     def _sample_relative_impl(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -355,27 +354,6 @@ def test_nothing_is_tried_twice_while_there_is_something_new() -> None:
         suggester.tell(number, TrialFinished(number, "complete", values=values, metrics=values))
     assert {"depth": 4, "rate": 0.0} in seen
     assert len({repr(each) for each in seen}) == 30
-
-
-def test_the_first_trials_try_each_of_few_values_equally_often() -> None:
-    def five(trial: Any) -> dict[str, Any]:
-        return {
-            "kind": trial.suggest_categorical("kind", ["a", "b", None, 4, True]),
-            "depth": trial.suggest_int("depth", 2, 10, step=2),
-            "drop": trial.suggest_float("drop", 0.0, 0.4, step=0.1),
-            "width": trial.suggest_int("width", 1, 4096, log=True),
-            "heads": trial.suggest_int("heads", 1, 5, log=True),
-        }
-
-    orders = set()
-    for seed in range(2):
-        suggester = Suggester(five, TWO, sampler="gp", seed=seed)
-        begun = [ask(suggester) for _ in range(10)]  # none has ended
-        for name in ("kind", "depth", "drop"):
-            assert sorted(Counter(repr(each[name]) for each in begun).values()) == [2] * 5
-        assert len({each["width"] for each in begun}) > 5
-        orders.add(tuple(each["depth"] for each in begun))
-    assert len(orders) == 2, "the seed decides the order"
 
 
 def test_a_small_space_is_tried_to_its_end() -> None:
