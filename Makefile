@@ -6,6 +6,9 @@
 # make sources  measures again what docs/sources.md shows, at a small size (at most 15 minutes), beside the committed
 #            figures; FULL=1: at their own size, which takes hours, and goes on where it was interrupted
 # make nightly  make bench-smoke, make test and make soak
+# make oldest  the fast tests of training on the oldest torch that pyproject.toml allows, in .venv-oldest (5 GB, or 2 with
+#              TORCH_INDEX); with another Python, too: make oldest PYTHON=python3.13
+# make docs  the site of all pages, with the reference that docstrings and commands give, into build/site
 # make gpu   what needs a GPU: its tests and benchmark, by $(PYTHON) and the torch it has, with no network
 # make fuzz  the fuzzers of tests/fuzz with many more examples, and all properties with other ones than make test has
 # A machine without a GPU saves 2 GB of downloads with TORCH_INDEX=(the index of PyTorch's CPU wheels, see its website)
@@ -14,22 +17,23 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := src tests examples benchmarks
-PIP := $(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+SOURCES := src tests examples benchmarks docs integrations
+CONSTRAINTS := constraints.txt
+PIP := $(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # One core a process: several of them share the machine.
 export OMP_NUM_THREADS ?= 1
 # More than a machine of two cores has: most of a slow test, or benchmark, is waiting.
 TEST_PROCESSES ?= 3
 SMOKES_AT_ONCE ?= 2
 
-.PHONY: run test suite gpu sources soak nightly fuzz lint types bench-smoke clean
+.PHONY: run test suite docs oldest gpu sources soak nightly fuzz lint types bench-smoke clean
 
 run: $(VENV)/.installed
 	$(BIN)/elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.95 --budget auto
 
-# mypy takes one core for a minute: the tests begin meanwhile.
+# mypy takes one core for a minute, and the site half of one: the tests begin meanwhile.
 test: lint
-	$(MAKE) --no-print-directory -j2 types suite
+	$(MAKE) --no-print-directory -j2 types docs suite
 
 # Exit code 1: tests failed. A few of them get a second run, alone, and are told by name.
 suite: $(VENV)/.installed-dev
@@ -47,6 +51,16 @@ soak: $(VENV)/.installed-dev
 # All there is: what a night has time for.
 nightly: bench-smoke test soak
 
+# Everything but torch, and the package of its compiler, is as in constraints.txt.
+OLDEST_TORCH ?= 2.9.1
+OLDEST_ROOMS := core parallel elastic train adapt parity
+oldest:
+	mkdir -p .venv-oldest
+	{ grep -vE "^(torch|triton|nvidia-.*|cuda-.*)==" constraints.txt; echo "torch==$(OLDEST_TORCH)"; } > .venv-oldest/constraints.txt
+	$(MAKE) --no-print-directory VENV=.venv-oldest CONSTRAINTS=.venv-oldest/constraints.txt .venv-oldest/.installed-oldest
+	.venv-oldest/bin/python -c "import sys, torch; print('Python', sys.version.split()[0], 'torch', torch.__version__)"
+	.venv-oldest/bin/pytest -q -n $(TEST_PROCESSES) -m "not soak" $(OLDEST_ROOMS:%=tests/%)
+
 # So many times the examples that make test tries, other ones each time.
 FUZZ ?= 100
 fuzz: $(VENV)/.installed-dev
@@ -59,6 +73,11 @@ gpu:
 
 sources: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.sources.again $(if $(FULL),--full)
+
+# Fails at every warning, so at a link that leads nowhere. Needs no network.
+docs: $(VENV)/.installed-dev
+	$(BIN)/sphinx-build -q -W --keep-going -b html -c docs -d build/doctrees . build/site
+	@echo "docs: build/site/docs/index.html"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(SOURCES)
@@ -76,7 +95,7 @@ LCBENCH := $(wildcard $(ELASTUNE_DATA)/hpo/lcbench)
 TRACES := $(and $(LCBENCH),$(wildcard $(ELASTUNE_DATA)/pollux_traces))
 SPOT := $(wildcard $(ELASTUNE_DATA)/spot_traces)
 LAYOUTS := $(wildcard $(ELASTUNE_DATA)/layout_times)
-LONG_SMOKES += $(if $(LCBENCH),sampler multi_fidelity search_model) $(if $(TRACES),elastic_search) $(if $(SPOT),spot) $(if $(LAYOUTS),layout_prediction)
+LONG_SMOKES += $(if $(LCBENCH),sampler multi_fidelity optuna_script search_model) $(if $(TRACES),elastic_search) $(if $(SPOT),spot) $(if $(LAYOUTS),layout_prediction)
 OPTIONS_chaos := $(if $(wildcard $(ELASTUNE_DATA)/mnist),,--data-set digits)
 OPTIONS_hashes := --check benchmarks/results/hashes.json
 RUN_SMOKES := $(BIN)/python tests/smokes.py $(SMOKES_AT_ONCE)
@@ -100,3 +119,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev,engines,tls,ray]'
 	touch $(VENV)/.installed $@
+
+$(VENV)/.installed-oldest: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	touch $@

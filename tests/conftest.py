@@ -72,7 +72,7 @@ def soak_most(items: Iterable[pytest.Item]) -> None:
     """
     matrices: dict[str, list[pytest.Function]] = {}
     for item in items:
-        if item.get_closest_marker("sampled") is not None and isinstance(item, pytest.Function):
+        if item.get_closest_marker("sampled") and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             matrices.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cells in matrices.values():
         nth = cells[0].get_closest_marker("sampled").args[0]  # type: ignore[union-attr]

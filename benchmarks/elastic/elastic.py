@@ -24,7 +24,7 @@ from benchmarks.common.pauses import irregular, reached, step_end, summary, surv
 from benchmarks.elastic.driving import START_S, Run, Stalled, running
 from benchmarks.elastic.elastic_peers import peers, write
 
-from elastune.core.journal.records import Regrouped
+from elastune.core.journal.records import ChangeTimed, Regrouped
 from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.recipes.datasets import cache_folder
 from elastune.runtime.clusters.local import LocalCluster
@@ -130,6 +130,7 @@ def pauses_cell(workers: int, size: str, mode: str, repeats: int, events: tuple[
 def facts(run: Run, workers: int) -> dict[str, Any]:
     """What the whole run tells: its steps, what was lost of them, and the pauses that it measured itself."""
     regrouped = [record for record in run.records if isinstance(record, Regrouped)]
+    timed = [record for record in run.records if isinstance(record, ChangeTimed)]
     return {
         "step_ms": round(usual_gaps(run.ticks.of.values()).get(workers, 0.0) * 1e3, 2),
         "steps": run.step,
@@ -139,7 +140,26 @@ def facts(run: Run, workers: int) -> dict[str, Any]:
             kind: summary([record.pause_s * 1e3 for record in regrouped if record.planned is planned])
             for kind, planned in (("planned", True), ("forced", False))
         },
+        "parts_ms": {
+            kind: parts(timed, {record.version for record in regrouped if record.planned is planned})
+            for kind, planned in (("planned", True), ("forced", False))
+        },
     }
+
+
+def parts(timed: list[ChangeTimed], versions: set[int]) -> dict[str, dict[str, Any]]:
+    """What the slowest worker of each change did in its pause, by part."""
+    slowest: dict[int, ChangeTimed] = {}
+    for record in timed:
+        before = slowest.get(record.version)
+        if record.version in versions and (before is None or total_ms(before) < total_ms(record)):
+            slowest[record.version] = record
+    names = dict.fromkeys(name for record in slowest.values() for name in record.parts_ms)
+    return {name: summary([record.parts_ms.get(name, 0.0) for record in slowest.values()], 2) for name in names}
+
+
+def total_ms(record: ChangeTimed) -> float:
+    return sum(record.parts_ms.values())
 
 
 def keep(folder: Path, where: Path) -> None:

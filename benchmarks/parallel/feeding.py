@@ -2,8 +2,10 @@
 
 ``tars``: tar files, read by WebDataset; plain is its loop under torchrun, with ``split_by_node``. ``decoded``: a
 map-style set whose samples take half a millisecond to decode; plain is torchdata's ``StatefulDataLoader`` with a
-``DistributedSampler``. Both variants train the same small model, plain under DistributedDataParallel, and take turns
-in the same processes, which have torchrun's environment. ``exact`` with one slot a worker.
+``DistributedSampler``. All variants train one small model, plain under DistributedDataParallel, elastune in ``fast``
+and in ``exact`` mode, one slot a worker. They take turns in the same processes, which have torchrun's environment.
+Ratios are of samples a second, and of samples a second of CPU time (of the process, in rank 0): the latter do not see
+how busy the machine is.
 
 ``join``: a stream of a million samples (without a state: of a tenth), of which half are used. A worker of an elastic
 run joins there; the figure is how long its first batch takes from the state that it was sent, with a stream that seeks,
@@ -40,6 +42,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from elastune.core.run import ExecutionSettings, Place, Position, Program, RunSpec
+from elastune.core.slots import Mode
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import join
@@ -50,6 +53,7 @@ from elastune.train.session import Session
 
 BATCH, FILES, IN_FILE = 64, 8, 256  # of one worker; tar files, and samples in each
 DECODE_S = 0.5e-3
+MODES: tuple[Mode, ...] = ("fast", "exact")
 Stepper = Callable[[int], None]
 
 
@@ -127,8 +131,8 @@ def plain(kind: str, folder: str, group: Group) -> Stepper:
     return steps_of(plain_batches(kind, folder, group), wrapped, lambda loss: loss.backward(), sgd)
 
 
-def ours(kind: str, folder: str, group: Group) -> Stepper:
-    execution = ExecutionSettings(workers=group.size, num_slots=group.size)
+def ours(kind: str, folder: str, group: Group, mode: Mode) -> Stepper:
+    execution = ExecutionSettings(workers=group.size, num_slots=group.size, mode=mode)
     spec = RunSpec(Program(Path(__file__)), Path(folder), execution=execution, checkpoint_every_steps=0)
     session = Session(
         spec, WorkerGroup(group), torch.device("cpu"), config={}, send=lambda record: None, stop_requested=lambda: False
@@ -150,17 +154,18 @@ def worker(rank: int, world: int, rendezvous: str, kind: str, folder: str, round
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}  # as under torchrun
     group = join(Place(rank=rank, world=world, rendezvous=rendezvous))
-    variants = {"plain": plain(kind, folder, group), "elastune": ours(kind, folder, group)}
-    times: dict[str, list[float]] = {name: [] for name in variants}
+    variants = {"plain": plain(kind, folder, group)} | {mode: ours(kind, folder, group, mode) for mode in MODES}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
     for step in variants.values():
         step(3)
     for turn in range(rounds):
         for name in list(variants)[:: 1 if turn % 2 else -1]:
             group.gather_floats([0.0])  # start together
-            started = time.perf_counter()
+            started, used = time.perf_counter(), time.process_time()
             variants[name](steps)
             group.gather_floats([0.0])
-            times[name].append((time.perf_counter() - started) / steps)
+            seconds = time.perf_counter() - started, time.process_time() - used
+            times[name].append((seconds[0] / steps, seconds[1] / steps))
     if rank == 0:
         Path(out).write_text(json.dumps(times))
     os._exit(0)
@@ -171,15 +176,20 @@ def measure(kind: str, world: int, rounds: int, steps: int) -> dict[str, Any]:
         write_tars(Path(folder))
         out = f"{folder}/times.json"
         on_workers(worker, world, world, f"file://{folder}/rendezvous", kind, folder, rounds, steps, out)
-        times: dict[str, list[float]] = json.loads(Path(out).read_text())
-    ratios = sorted(theirs / mine for theirs, mine in zip(times["plain"], times["elastune"], strict=True))
-    low, middle, high = (ratios[int(q * (len(ratios) - 1))] for q in (0.25, 0.5, 0.75))
-    rates = {name: BATCH * world / statistics.median(each) for name, each in times.items()}
-    cell = {"kind": kind, "workers": world, "rounds": rounds, "steps": steps, "samples_per_s": rates}
-    print(
-        f"{kind:8} {world} workers: plain {rates['plain']:7.0f} samples/s, elastune {middle:.3f} [{low:.3f}-{high:.3f}]"
-    )
-    return {**cell, "elastune_over_plain": {"median": middle, "quartiles": [low, high]}}
+        times: dict[str, list[tuple[float, float]]] = json.loads(Path(out).read_text())
+    cell: dict[str, Any] = {"kind": kind, "workers": world, "rounds": rounds, "steps": steps}
+    walls, cpus = ({name: statistics.median(row[at] for row in of) for name, of in times.items()} for at in (0, 1))
+    cell["samples_per_s"] = {name: BATCH * world / seconds for name, seconds in walls.items()}
+    cell["cpu_ms_a_step"] = {name: 1000 * seconds for name, seconds in cpus.items()}
+    print(f"{kind:8} {world} workers: plain {cell['samples_per_s']['plain']:7.0f} samples/s")
+    for mode in MODES:
+        pairs = list(zip(times["plain"], times[mode], strict=True))
+        for at, of in enumerate(("time", "cpu")):
+            ratios = sorted(theirs[at] / mine[at] for theirs, mine in pairs)
+            low, middle, high = (ratios[int(q * (len(ratios) - 1))] for q in (0.25, 0.5, 0.75))
+            cell[f"{mode}_over_plain_by_{of}"] = {"median": middle, "quartiles": [low, high]}
+            print(f"    {mode:5} over plain by {of:4} {middle:.3f} [{low:.3f}-{high:.3f}]")
+    return cell
 
 
 # --- a joiner in mid-epoch ---
@@ -258,11 +268,12 @@ def read_from(begun: DividedSource, batch: int) -> tuple[Iterator[range], Iterat
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="two small cells, a few seconds")
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    worlds, rounds, steps = ((2,), 3, 2) if args.smoke else ((1, 2, 4), 16, 6)
+    worlds, rounds, steps = ((2,), 3, 2) if args.smoke else ((1, 2, 4), args.rounds, 6)
     cells = [measure(kind, world, rounds, steps) for kind in ("tars", "decoded") for world in worlds]
     reads = partial(joined, slots=4, batch=256)
     most = 20_000 if args.smoke else 1_000_000

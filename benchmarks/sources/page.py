@@ -37,8 +37,8 @@ HEAD = f"""\
 # Measured against its sources
 
 elastune exists to answer three documents. Each table has a document's figures on the left and this repository's results
-on the right. `python -m benchmarks.sources.page` draws the page from [`benchmarks/results/`](../benchmarks/results/); a
-test compares them. `make sources` measures again at a small size, and counts the commits since each result.
+on the right. `python -m benchmarks.sources.page` draws the page from `benchmarks/results/`; a test compares them. `make
+sources` measures again at a small size, and counts the commits since each result.
 
 Below a table stand what all rows have in common, its interval, the result's file and, where recorded, commit, load and
 wall time; then the command. The machine has {USUAL_MACHINE} unless another one is named. Figures

@@ -122,8 +122,10 @@ __all__ = [*sorted(_HOMES), "datasets"]
 def __getattr__(name: str) -> Any:
     if name == "datasets":
         return import_module("elastune.recipes.datasets")
-    if name in _HOMES:
+    if name == "optuna" or name in _HOMES:
         try:
+            if name == "optuna":
+                return import_module("elastune.optuna")
             return getattr(import_module(f"elastune.{_HOMES[name]}"), name)
         except ModuleNotFoundError as error:
             from elastune.core.plugins import missing_extra

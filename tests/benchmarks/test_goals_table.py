@@ -73,6 +73,12 @@ def small_models(variant: str, over: str) -> float:
     return max(cell["variants"][variant][over]["median"] for cell in cells)
 
 
+def fed(kind: str) -> Numbers:
+    """Samples a second over the plain loop's of each cell, ``fast`` and ``exact``; and the numbers of workers."""
+    cells = [c for c in result("feeding")["cells"] if c["kind"] == kind]
+    return [*(c[f"{mode}_over_plain_by_time"]["median"] for c in cells for mode in ("fast", "exact")), 1, 2, 4]
+
+
 def state() -> Numbers:
     return [max(v["state_over_even"] for v in result("mechanisms_state")["cells"][0]["variants"].values())]
 
@@ -210,6 +216,7 @@ FIGURES: list[Callable[[], Numbers]] = [
     lambda: [*reshapes("100M"), 100, 4, 8],
     lambda: [result("reshape_killed")["loopback"]["pause_of_wire"]],
     lambda: [result("reshape_killed")["hosts"]["pause_of_wire"]],
+    lambda: [100, 1, *(row["elastune"]["of_a_copy"] for row in result("checkpoint_stall")["states"])],
     lambda: [
         mechanism("gpt_10m", 4, "zero", "over_replicated"),
         mechanism("gpt_10m", 4, "zero", "over_replicated", "mechanisms_zero"),
@@ -223,6 +230,9 @@ FIGURES: list[Callable[[], Numbers]] = [
     lambda: [small_models("sharded", "over_fsdp2"), small_models("sharded_two_copies", "over_sharded")],
     state,
     list,
+    lambda: fed("tars"),
+    lambda: fed("decoded"),
+    lambda: [c["first_batch_s"] for c in result("feeding")["cells"] if c.get("stream") == "Seekable"],
     lambda: [
         *monitors("noise_scale", "performance", "loss"),
         *monitors("noise_scale_adam"),

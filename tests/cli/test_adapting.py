@@ -31,7 +31,7 @@ def test_a_policy_of_the_program_is_picked_told_and_journaled(here: Path, elastu
     (here / "adaptive.py").write_text(text)
     output = elastune(
         *("run", "adaptive.py", "--policy", "Doubling:at=2", "--monitor", "noise_scale", "--set", "lr=0.01"),
-        *("--slots", "4", "--tensorboard", "--out", "out", "--json"),
+        *("--slots", "4", "--log", "tensorboard", "--log", "csv", "--out", "out", "--json"),
     )
     assert output.code == 0, output.err
     adapt = output.json["adapt"]
@@ -52,13 +52,14 @@ def test_a_policy_of_the_program_is_picked_told_and_journaled(here: Path, elastu
     batches = [(event.step, event.value) for event in events.Scalars("run/batch_size")]
     assert batches == [(m.step, m.batch_size) for m in records if isinstance(m, Measured)]
     assert f"decisions/{decided.policy}/text_summary" in events.Tags()["tensors"]
+    assert "lr 0.01 -> 0.02" in (here / "out" / "csv" / "events.csv").read_text()
 
-    result = elastune("report", "out", "--tensorboard")
+    result = elastune("report", "out", "--log", "csv")
     assert result.code == 0, result.err
     assert "Decisions (1)" in result.out
     assert f"batch {adapt['batch_verdict']}" in " ".join(result.out.split())
     assert "batch 16 -> 32, lr 0.01 -> 0.02" in result.out
-    assert "events  out/tensorboard" in result.out
+    assert (here / "out" / "csv" / "events.csv").read_text().count("lr 0.01 -> 0.02") == 1, "nothing is logged twice"
     assert json.loads(elastune("report", "out", "--json").out)["adapt"] == adapt
     assert (here / "out" / "adapting.png").exists()
 

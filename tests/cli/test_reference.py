@@ -1,18 +1,36 @@
-"""The page of commands has the options as the commands have them."""
+"""The site's reference of commands has the options as the commands have them."""
 
-from pathlib import Path
+from __future__ import annotations
 
-from elastune.cli.reference import options_table
+from typing import Any
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "commands.md"
+import typer
+
+from elastune.cli.app import app
+from elastune.cli.reference import commands_reference
 
 
-def test_the_page_has_every_option_as_it_is_declared() -> None:
-    assert options_table() in PAGE.read_text(), "put python -m elastune.cli.reference into docs/commands.md"
+def sections() -> dict[str, str]:
+    _, *parts = commands_reference().split("## elastune ")
+    return {part.splitlines()[0]: part for part in parts}
 
 
-def test_a_row_names_commands_keyword_and_help() -> None:
-    rows = options_table().splitlines()
-    assert "| `--trial-timeout`, `trial_timeout_s` | tune | Longest time of one trial: 30m. |" in rows
-    assert any(row.startswith("| `--resume` | run, tune, frontier |") for row in rows), "its keyword has its name"
-    assert any(row.startswith("| `--dry-run` (no keyword) | run, tune, frontier |") for row in rows)
+def test_every_command_has_a_section_with_every_option() -> None:
+    group: Any = typer.main.get_command(app)
+    found = sections()
+    assert list(found) == list(group.commands)
+    for name, command in group.commands.items():
+        options = {option for each in command.params for option in each.opts if option.startswith("--")}
+        assert {option for option in options - {"--help"} if f"`{option}`" not in found[name]} == set()
+
+
+def test_a_row_names_keyword_and_help() -> None:
+    found = {name: section.splitlines() for name, section in sections().items()}
+    assert "| `--trial-timeout`, `trial_timeout_s` | Longest time of one trial: 30m. |" in found["tune"]
+    assert any(row.startswith("| `--resume` |") for row in found["run"]), "its keyword has its name"
+    assert any(row.startswith("| `--dry-run`, (no keyword) |") for row in found["run"])
+    assert "In Python: `elastune.find_frontier`, with the keywords below." in found["frontier"]
+
+
+def test_what_markdown_would_take_for_itself_is_escaped() -> None:
+    assert "\\[default: one at each epoch's end\\]" in sections()["run"]

@@ -26,7 +26,7 @@ from elastune.tuning.study.settings import FrontierSettings, StudySettings
 
 HERE = Path(__file__)
 ASKED = {"objectives": {"loss": "min"}, "trials": 7}
-OF_PYTHON = {"train", "space", "out", "cluster", "interface", "token_file", "tls", "gather_s", "prices", "kind"}
+OF_PYTHON = {"train", "space", "out", "cluster", "interface", "token_file", "tls", "gather_s", "prices", "kind", "log"}
 """Parameters of the function that a request has in another form, or not at all."""
 OF_NOBODY = {"program", "out", "simulated", "command"}  # fields that no setting has
 

@@ -90,6 +90,10 @@ def files(folder: Path) -> dict[str, bytes]:
         (["run", "linear.py", "--policy", "gns:luck=7"], "luck"),
         (["run", "linear.py", "--policy", ""], "policy"),
         (["run", "linear.py", "--monitor", "crystal_ball"], "crystal_ball"),
+        (["run", "linear.py", "--log", "paper"], "--log must be csv or"),
+        (["tune", "linear.py", "--trials", "2", "--log", "csv:a=1"], "the logger csv has no such option"),
+        (["frontier", "linear.py", "--log", "csv", "--log", "csv"], "a logger may be named once"),
+        (["report", "nothing", "--log", "paper"], "--log must be csv or"),
         (["run", "linear.py", "--monitor", "noise_scale:every=0"], "every"),
         (
             ["run", "linear.py", "--monitor", "noise_scale:every=2", "--monitor", "noise_scale:every=3"],

@@ -55,13 +55,13 @@ def test_the_front_of_a_live_study_moves_and_a_click_stops_a_trial(serve: Serve,
 
         asked = time.monotonic()
         page.get_by_role("button", name="Stop trial 1").click()
-        page.get_by_text("acknowledged").wait_for()
+        page.locator("p.said").get_by_text("acknowledged").wait_for()
         assert time.monotonic() - asked < 2.0
         eventually(lambda: "infeasible" in page.locator("#trial-1").inner_text())
         page.get_by_text("Change the study").click()
         page.get_by_label("Trials", exact=True).fill("2")
         page.get_by_role("button", name="Change the budget").click()
-        page.get_by_text("a budget must not be less than what is used").wait_for()
+        page.locator("p.said").get_by_text("a budget must not be less than what is used").wait_for()
 
         server.stop()
         page.get_by_text("The server is lost").wait_for()

@@ -26,7 +26,7 @@ from elastune.core.journal.records import (
     TrialFinished,
     TrialPaused,
 )
-from elastune.dashboard.folders import Folders, FollowedFolder
+from elastune.dashboard.folders import Folders, FollowedFolder, Sent
 from elastune.dashboard.run_view import MOST_POINTS, FollowedRun, ThinnedCurve
 from elastune.dashboard.study_view import FollowedStudy
 
@@ -45,12 +45,16 @@ def test_the_front_and_how_it_grew() -> None:
     assert head["front"] == [0, 2]
     assert head["best"] == "accuracy 0.95 (trial 2)"
     assert head["counts"] == {"complete": 4}
-    grown = view.growth()
-    assert grown["x"] == [5.0, 7.0, 7.0]
+    grown = view.news(0)["growth"]
+    assert grown["x"] == [5.0, 7.0]
     assert grown["y"] == sorted(grown["y"])
-    assert grown["worker_s"] == [5.0, 23.0, 23.0]
-    assert json.loads(json.dumps([head, view.rows(0), view.spans()], allow_nan=False))
-    assert [row["n"] for row in view.rows(view.version - 2)] == [2, 3]
+    assert grown["worker_s"] == [5.0, 23.0]
+    assert json.loads(json.dumps([head, view.news(0)], allow_nan=False))
+    newest = view.news(view.version - 2)
+    assert [row["n"] for row in newest["rows"]] == [2, 3]
+    assert [span[0] for span in newest["spans"]] == [2, 3]
+    assert "growth" in newest
+    assert "growth" not in view.news(view.version - 1), "the last trial is not on the front"
 
 
 def test_what_it_waits_for_and_what_was_asked() -> None:
@@ -75,7 +79,7 @@ def test_what_it_waits_for_and_what_was_asked() -> None:
     assert head["waits"] == []
     assert head["state"] == "ended: 100 trials"
     assert [act["outcome"] for act in head["acts"]] == ["", "stopped"]
-    assert {row["n"]: row["reason"] for row in view.rows(0)}[1] == "stopped"
+    assert {row["n"]: row["reason"] for row in view.news(0)["rows"]}[1] == "stopped"
 
 
 def test_a_trial_has_its_curves() -> None:
@@ -93,13 +97,14 @@ def test_a_long_run_stays_small() -> None:
         view.observe(Entry(1.0 + step, Measured(step, 0, step, 1.0 * step, 2, 32, 0.1, {"loss": (1.0 / step, None)})))
     view.observe(Entry(30_000.0, Reported(3, 20_000, 9, 1.0, {"accuracy": 0.5}, epochs=4)))
     head = view.head(running=True)
-    points = head["signals"]["loss"]
+    points = view.curves()["signal loss"].points
     assert MOST_POINTS / 2 <= len(points) <= 2 * MOST_POINTS
     assert points[0][0] == 1
     assert points[-1][0] == 20_000, "the newest is always there"
     assert [point[0] for point in points] == sorted(point[0] for point in points)
     assert head["now"]["step"] == 20_000
-    assert len(json.dumps(head, allow_nan=False)) < 300_000
+    curves = {name: curve.after(0) for name, curve in view.curves().items()}
+    assert len(json.dumps([head, curves], allow_nan=False)) < 300_000
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 100])
@@ -113,25 +118,45 @@ def test_a_thinned_curve_keeps_its_ends(count: int) -> None:
     assert [p[0] for p in curve.points] == sorted({p[0] for p in curve.points})
 
 
+@pytest.mark.parametrize("often", [1, 2, 3, 5, 13])
+def test_a_page_that_gets_differences_of_a_curve_has_the_curve(often: int) -> None:
+    curve, seen = ThinnedCurve(most=4), 0
+    page: list[list[float | None]] = []
+    for x in range(200):
+        curve.add(x)
+        if x % often == 0:
+            stay, points = curve.after(seen)
+            page, seen = [*page[:stay], *points], curve.count
+            assert page == curve.points
+    assert curve.after(curve.count)[1] in ([], curve.points[-1:])
+
+
 def test_a_folder_is_followed_and_a_journal_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
     folder = FollowedFolder("study", tmp_path)
-    assert not folder.advance()
+    assert not folder.look()
     path = tmp_path / "journal.jsonl"
     with JournalWriter(path) as journal:
         for record in (STUDY, begun(0), begun(1)):
             journal.write(record)
-        assert folder.advance()
-        version, event = folder.event(0)
-        assert (version, event["running"], len(event["rows"])) == (3, True, 2)
-        assert not folder.advance(), "nothing is new"
+        assert folder.look()
+        folder.advance()
+        sent = Sent()
+        event = folder.event(sent)
+        assert (sent.version, event["running"], event["fresh"], len(event["rows"])) == (3, True, True, 2)
+        assert not folder.look(), "nothing is new"
         journal.write(complete(0, 0.5, 1.0))
         folder.advance()
-        assert [row["n"] for row in folder.event(version)[1]["rows"]] == [0]
+        event = folder.event(sent)
+        assert [row["n"] for row in event["rows"]] == [0]
+        assert event["counts"] == {"complete": 1, "running": 1}
+        assert not event["fresh"]
+        assert "program" not in event, "what has not changed is not sent again"
     path.unlink()
     with JournalWriter(path) as journal:
         journal.write(RunStarted("p.py", {}, 0, {"workers": 2}))
     folder.advance()
-    assert folder.event(0)[1]["kind"] == "run"
+    event = folder.event(sent)
+    assert (event["kind"], event["fresh"]) == ("run", True)
     assert [each.name for each in Folders([tmp_path]).all()] == [tmp_path.name]
 
 
@@ -141,8 +166,8 @@ def test_neither_torch_nor_optuna_is_imported(tmp_path: Path) -> None:
             journal.write(record)
     program = (
         "import sys; from pathlib import Path; import elastune.dashboard.server, elastune.dashboard.serve;"
-        "from elastune.dashboard.folders import FollowedFolder; from elastune.dashboard.server import _do;"
-        f"f = FollowedFolder('x', Path({str(tmp_path)!r})); f.advance(); f.event(0); f.curves(0);"
+        "from elastune.dashboard.folders import FollowedFolder, Sent; from elastune.dashboard.server import _do;"
+        f"f = FollowedFolder('x', Path({str(tmp_path)!r})); f.advance(); f.event(Sent()); f.curves(0);"
         "_do(f, 'stop', {'trial': 0}); print([m for m in ('torch', 'optuna', 'plotly', 'pandas') if m in sys.modules])"
     )
     done: Any = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

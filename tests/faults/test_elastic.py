@@ -11,7 +11,7 @@ import pytest
 from tests.soaked import soaked
 from tests.support.elastic_runs import Ran, Runs, check_same, gone, together
 
-from elastune.core.journal.records import Checkpointed, Decided, Record, RunFinished, StepsCompleted
+from elastune.core.journal.records import ChangeTimed, Checkpointed, Decided, Record, RunFinished, StepsCompleted
 from elastune.core.run import Elastic, Program
 from elastune.runtime.clusters.local import LocalCluster
 
@@ -44,6 +44,14 @@ def test_killed_in_a_step(runs: Runs, undisturbed: Ran, worker: int, place: str)
     ran = runs(3, faults=[f"kill {worker} 9 {place}"])
     same(ran, undisturbed)
     assert ran.lost == [worker]
+    loss = next(record for record in ran.regrouped if not record.planned)
+    timed = {r.worker: r.parts_ms for r in ran.records if isinstance(r, ChangeTimed) and r.version == loss.version}
+    assert set(timed) == {0, 1, 2} - {worker}, "each survivor says where its time went"
+    for parts_ms in timed.values():
+        assert list(parts_ms)[:2] == ["noticed", "view known"]
+        assert list(parts_ms)[-4:] == ["connected", "compared", "state in place", "first step"]
+        assert min(parts_ms.values()) >= 0
+    assert sum(timed[loss.members[0]].values()) >= 999 * loss.pause_s
 
 
 @pytest.mark.parametrize("place", ["evaluation", "summing", *soaked("tail")])

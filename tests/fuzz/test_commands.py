@@ -94,7 +94,7 @@ OPTIONS = {
             "--max-steps",
             "--data",
             "--json",
-            "--tensorboard",
+            "--log",
         ),
     ],
     "tune": [
@@ -111,14 +111,14 @@ OPTIONS = {
         *("--workers", "--target", "--budget", "--quality", "--seeds", "--constraint", "--sampler", "--stopping"),
         *("--trial-workers", "--price", "--set", "--epochs", "--seed", "--slots", "--mode", "--resume", "--json"),
     ],
-    "report": ["--ledger", "--tensorboard", "--pick", "--weights", "--subset", "--json"],
+    "report": ["--ledger", "--log", "--pick", "--weights", "--subset", "--json"],
     "explain": ["--json"],
     "export": ["--csv", "--json", "--optuna"],
     "resize": ["--json", "--cluster", "--token-file"],
     "doctor": ["--json"],
     "dance": ["--json"],
 }
-FLAGS = {"--json", "--resume", "--ledger", "--tensorboard", "--chaos-verify"}
+FLAGS = {"--json", "--resume", "--ledger", "--chaos-verify"}
 
 
 class CollectiveHandle(UserError):

@@ -209,9 +209,22 @@ def _run(arguments: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
         return FAILED
     except OSError as error:
+        if (gone := _removed_folder()) is not None:
+            return _fail(f"the working directory must exist (got {gone} was removed): go into one that exists", WRONG)
         return _fail(f"the system refused (got {error}): check the path, its permissions and free space", WRONG)
     finally:
         release_unused()
+
+
+def _removed_folder() -> str | None:
+    """The working directory, if it was removed: the system's errors do not name it then."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return os.environ.get("PWD", "it")
+    except OSError:
+        return None
+    return None
 
 
 def _fail(message: str, code: int) -> int:

@@ -15,12 +15,10 @@ import typer
 from typer.core import TyperCommand
 
 from elastune.core.errors import UserError
-from elastune.core.fields import COMMON
+from elastune.core.fields import COMMON, OUTPUT
 
 # The options of the command line alone that several commands share. All others are settings (``core/fields.py``).
 
-OUTPUT = "Output and checks"
-"""The panel of help of options that change no result."""
 File = Annotated[Path, typer.Argument(help="The program: a Python file that defines train(session).")]
 FileOrCommand = Annotated[
     Path | None,
@@ -65,12 +63,6 @@ DryRun = Annotated[
 ]
 Data = Annotated[
     Path | None, typer.Option(help="Folder of the data sets, instead of $ELASTUNE_DATA.", rich_help_panel=OUTPUT)
-]
-TensorBoard = Annotated[
-    bool,
-    typer.Option(
-        "--tensorboard", help="Write event files for TensorBoard into OUT/tensorboard.", rich_help_panel=OUTPUT
-    ),
 ]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -79,6 +81,7 @@ from elastune.report.lines import (
     what_text,
 )
 from elastune.runtime.job.output import JOURNAL
+from elastune.runtime.job.run import Observe
 from elastune.tuning.search.objective import valued
 
 PLAIN_EVERY_S = 5.0
@@ -364,6 +367,10 @@ class Progress:
             sys.stderr.write(f"[{elapsed_s:7.1f} s] {line}{self._remaining(elapsed_s)}\n")
             sys.stderr.flush()
 
+    def say(self, line: str) -> None:
+        """Show ``line``, from any thread, at any time: a logger has failed, for example."""
+        self._console.print(Text(f"elastune: {printable(line)}"), soft_wrap=True)
+
     def _begin_pace(self, record: Record) -> None:
         """Note the start of the pace: training begins or, of work that goes on, its state becomes known."""
         self._goes_on |= isinstance(record, Adopted | TrialAdopted)
@@ -402,6 +409,51 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._live is not None:
             self._live.stop()
+
+
+CELL_EVERY_S = 0.5
+MOST_CELL_LINES = 8
+
+
+class CellProgress:
+    """A context that shows progress below a notebook's cell: a few lines, replaced at most twice a second."""
+
+    def __init__(self, tracker: Tracker, show: Callable[[str], None]) -> None:
+        self._tracker, self._show = tracker, show
+        self._lines: list[str] = []
+        self._began = time.monotonic()
+        self._shown_s = -math.inf
+
+    def observe(self, record: Record) -> None:
+        """Note ``record``, and show it if it is time."""
+        line, must = self._tracker.observe(record)
+        if line and must:
+            self._lines = [*self._lines, printable(line)][-MOST_CELL_LINES:]
+        elapsed_s = time.monotonic() - self._began
+        if elapsed_s - self._shown_s >= CELL_EVERY_S:
+            self._shown_s = elapsed_s
+            self.show()
+
+    def show(self) -> None:
+        """Show the last lines and the state."""
+        elapsed_s = time.monotonic() - self._began
+        done = self._tracker.done(elapsed_s)
+        part = "" if done is None else f"{done:4.0%} "
+        self._show("\n".join([*self._lines, f"{part}[{duration(elapsed_s)}] {printable(self._tracker.state())}"]))
+
+
+@contextmanager
+def below_cell(kind: str, *bounds: Any) -> Iterator[Observe]:
+    """Show progress below the cell that runs, and leave its last state there; ``bounds``: as the trackers take them."""
+    from IPython.display import display
+
+    handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
+    tracker: Tracker = RunTracker(*bounds) if kind == "run" else StudyTracker(*bounds)
+    progress = CellProgress(tracker, lambda text: handle.update({"text/plain": text}, raw=True))
+    try:
+        yield progress.observe
+    finally:
+        progress.show()
 
 
 def _metrics(metrics: dict[str, float]) -> str:

@@ -1,11 +1,11 @@
-"""The reference of options in ``docs/commands.md``, made of the commands and the settings: one row for each option.
+"""The reference of the site (``make docs``): every command and its options, with their keywords in Python.
 
 ``python -m elastune.cli.reference`` prints it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
 from typing import Any
 
 import typer
@@ -17,31 +17,49 @@ from elastune.runtime.settings import RunSettings
 from elastune.tuning.cluster_plan.settings import PlanSettings
 from elastune.tuning.study.settings import FrontierSettings, StudySettings
 
-KINDS = {"run": RunSettings, "tune": StudySettings, "frontier": FrontierSettings, "plan": PlanSettings}
-HEADER = "| option | of | what it says |\n|---|---|---|"
+FUNCTIONS = {
+    "run": ("run", RunSettings),
+    "tune": ("tune", StudySettings),
+    "frontier": ("find_frontier", FrontierSettings),
+    "plan": ("find_plan", PlanSettings),
+}
+"""Commands that are functions of the package, too, and the settings that are their keywords."""
 EXECUTION = "execution"
 
 
-def options_table() -> str:
-    """Return the options of ``KINDS`` as a Markdown table, sorted by name."""
-    rows: dict[tuple[str, str], tuple[list[str], str]] = {}
-    for command, kind in KINDS.items():
-        for option, text in _options(command):
-            commands, _ = rows.setdefault((option, text), ([], _keyword(option, kind)))
-            commands.append(command)
-    lines = [
-        f"| {_names(option, keyword)} | {', '.join(commands)} | {_cell(text)} |"
-        for (option, text), (commands, keyword) in sorted(rows.items())
-    ]
-    return "\n".join([HEADER, *lines])
-
-
-def _options(command: str) -> Iterator[tuple[str, str]]:
-    """The name and the help text of each option of ``command``."""
+def commands_reference() -> str:
+    """Return all commands of elastune as Markdown: a section for each, in the order of ``elastune --help``."""
     group: Any = typer.main.get_command(app)
-    for parameter in group.commands[command].params:
-        if parameter.opts[0].startswith("--") and parameter.opts[0] != "--help":
-            yield parameter.opts[0], str(parameter.help)
+    return "\n\n".join(_section(name, command) for name, command in group.commands.items())
+
+
+def _section(name: str, command: Any) -> str:
+    words = " ".join(command.collect_usage_pieces(typer.Context(command)))
+    lines = [f"## elastune {name}", f"```text\nelastune {name} {words}\n```", _paragraphs(str(command.help))]
+    function, kind = FUNCTIONS.get(name, ("", None))
+    if function:
+        lines.append(f"In Python: `elastune.{function}`, with the keywords below.")
+    rows = [_row(parameter, kind) for parameter in command.params if "--help" not in parameter.opts]
+    return "\n\n".join([*lines, "\n".join(["| option | what it says |", "|---|---|", *rows])])
+
+
+def _paragraphs(text: str) -> str:
+    """The help of a command; its examples, which are indented, as they are."""
+    return _escaped(inspect.cleandoc(text.replace("\b\n", "")))
+
+
+def _row(parameter: Any, kind: type | None) -> str:
+    option = max(parameter.opts, key=len)
+    names = [f"`{each}`" for each in (*parameter.opts, *parameter.secondary_opts)]
+    if not option.startswith("--"):
+        names = [f"`{parameter.name.upper()}`"]
+    elif kind is not None:
+        keyword = _keyword(option, kind)
+        if not keyword:
+            names.append("(no keyword)")
+        elif keyword != option.removeprefix("--").replace("-", "_"):
+            names.append(f"`{keyword}`")
+    return f"| {', '.join(names)} | {_escaped(' '.join(str(parameter.help or '').split()))} |"
 
 
 def _keyword(option: str, kind: type) -> str:
@@ -52,16 +70,12 @@ def _keyword(option: str, kind: type) -> str:
     return names.get(option, "" if value is None else f"{EXECUTION}.{value}")
 
 
-def _names(option: str, keyword: str) -> str:
-    """The option, and its keyword in Python where that is not the option's name with underscores."""
-    if not keyword:
-        return f"`{option}` (no keyword)"
-    return f"`{option}`" if keyword == option.removeprefix("--").replace("-", "_") else f"`{option}`, `{keyword}`"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def _escaped(text: str) -> str:
+    """Plain text as Markdown that shows the same."""
+    for sign in "\\*_<>[]`$|":
+        text = text.replace(sign, f"\\{sign}")
+    return text
 
 
 if __name__ == "__main__":
-    print(options_table())
+    print(commands_reference())

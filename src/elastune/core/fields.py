@@ -41,6 +41,8 @@ S_co = TypeVar("S_co", covariant=True)
 _KEY = "setting"
 COMMON = "Common"
 """The panel of help that comes first: the settings that most users need."""
+OUTPUT = "Output and checks"
+"""The panel of help of options that change no result."""
 _WIDTH = 116  # of a line in a docstring
 
 

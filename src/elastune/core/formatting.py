@@ -5,6 +5,7 @@ All rooms format values here, so that one value looks the same in a message, a t
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -170,6 +171,20 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     names = dict.fromkeys(name for config in configs for name in config)
     missing = object()
     return tuple(name for name in names if len({repr(config.get(name, missing)) for config in configs}) > 1)
+
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""A spreadsheet runs a text that begins with one of these (OWASP, "CSV Injection")."""
+
+
+def spreadsheet_cell(value: Any) -> str:
+    """Return ``value`` for a CSV file that a spreadsheet may open: a text that it would run gets a ' in front."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        text = printable(value)
+        return f"'{text}" if value.startswith(FORMULA) else text
+    return json.dumps(value) if isinstance(value, (bool, list, dict)) else repr(value)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

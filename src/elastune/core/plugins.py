@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from elastune.core.errors import UserError
@@ -28,6 +29,8 @@ class Plugins:
     Args:
         group: The group of entry points in which packages name their extensions.
         noun: What one of them is called in errors.
+        built_in: elastune's own, of rooms that nobody imports: "module:name" by name. Other packages cannot replace
+            them.
 
     Example:
         >>> SAMPLERS = Plugins("elastune.samplers", "sampler")
@@ -38,10 +41,11 @@ class Plugins:
 
     group: str
     noun: str
+    built_in: Mapping[str, str] = field(default_factory=dict)
 
     def names(self) -> tuple[str, ...]:
         """The names of all installed extensions of this kind, sorted. Imports none of them."""
-        return tuple(sorted(entry_points_of(self.group).names))
+        return tuple(sorted({*self.built_in, *entry_points_of(self.group).names}))
 
     def package(self, name: str) -> str:
         """The package that offers ``name``, as "toys 1.0"; "" where its metadata does not say."""
@@ -57,6 +61,9 @@ class Plugins:
         Raises:
             UserError: If the import fails, or two packages offer different extensions by this name.
         """
+        if name in self.built_in:
+            module, _, attribute = self.built_in[name].partition(":")
+            return getattr(import_module(module), attribute)
         points = entry_points_of(self.group).select(name=name)
         values = sorted({point.value for point in points})
         if len(values) > 1:
@@ -142,6 +149,8 @@ EXTRAS: Mapping[str, Extra] = {
     "tensorboard": Extra("tensorboard", "report", "TensorBoard's event files"),
     "sklearn": Extra("scikit-learn", "data", "the digits data set"),
     "yaml": Extra("pyyaml", "deploy", "manifests of clusters"),
+    "mlflow": Extra("mlflow-skinny", "mlflow", "logs for MLflow"),
+    "wandb": Extra("wandb", "wandb", "logs for Weights & Biases"),
 }
 """By the name under which Python imports the package."""
 

@@ -15,7 +15,7 @@ from elastune.core.checkpoint_keeping import KEEP_CHECKPOINTS, KeepCheckpoints
 from elastune.core.cost import ON_DEMAND
 from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
-from elastune.core.fields import COMMON, check_types, described, setting, settle_sequences
+from elastune.core.fields import COMMON, OUTPUT, check_types, described, setting, settle_sequences
 from elastune.core.notation import CONFIG, FACTOR_OR_OFF, LONGEST_S, NAMED, TIME
 from elastune.core.run import Config, Elastic, StartFrom, parse_renames
 from elastune.core.sync_plan import SyncChoice, SyncPlan
@@ -98,6 +98,19 @@ class OutSettings(Settings):
         "[default: the next free elastune-out/NAME-COMMAND-N]",
         metavar="FOLDER|URL",
         panel=COMMON,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggerSettings(Settings):
+    """Where results are logged beside the journal."""
+
+    log: Sequence[str] = setting(
+        (),
+        "Log metrics, settings, decisions, workers and artifacts to csv, tensorboard, mlflow or wandb, such as "
+        '"mlflow:experiment=digits". May be repeated. See docs/trackers.md.',
+        metavar=NAMED,
+        panel=OUTPUT,
     )
 
 

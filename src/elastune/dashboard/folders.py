@@ -21,7 +21,25 @@ from elastune.dashboard.study_view import FollowedStudy
 
 JOURNAL = "journal.jsonl"
 LIST_S = 2.0  # between two looks for new folders
+WRITER_S = 1.0  # between two looks who writes a journal
 FOLDS_S = 0.2  # a call reads at most so long: a page shows the first records of a long journal meanwhile
+
+
+@dataclass
+class Sent:
+    """What one open page has of a folder.
+
+    Attributes:
+        view: The view that it knows.
+        version: The version of the view that it knows.
+        head: The small part of what is shown.
+        curves: By curve, how many points it had.
+    """
+
+    view: FollowedStudy | FollowedRun | None = None
+    version: int = 0
+    head: dict[str, Any] = field(default_factory=dict)
+    curves: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -42,30 +60,41 @@ class FollowedFolder:
     pid: int | None = None
     _follower: JournalFollower | None = None
     _generation: int = 0
+    _writer_at: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def advance(self) -> bool:
-        """Read what is new, for ``FOLDS_S`` at most. Returns whether anything changed."""
-        with self._lock:
-            before = self.pid
+    def look(self) -> bool:
+        """Return whether the journal has records that were not read. It costs next to nothing, and reads none."""
+        now = time.monotonic()
+        if now >= self._writer_at:
+            self._writer_at = now + WRITER_S
             self.pid = writer_of(self.out / JOURNAL)
+        self._follower = self._follower or JournalFollower(self.out / JOURNAL)
+        return self._follower.behind
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """Differs when there is something new to show."""
+        return id(self.view), 0 if self.view is None else self.view.version, self.pid, self.complete
+
+    def advance(self) -> None:
+        """Read what is new, for ``FOLDS_S`` at most."""
+        with self._lock:
             follower = self._follower = self._follower or JournalFollower(self.out / JOURNAL)
-            until, changed = time.monotonic() + FOLDS_S, before != self.pid
+            self.pid = writer_of(self.out / JOURNAL)
+            until = time.monotonic() + FOLDS_S
             while time.monotonic() < until:
                 entries = follower.read_block()
                 if follower.generation != self._generation:
                     self._generation, self.view = follower.generation, None
                 if not entries:
-                    self.complete = True
-                    return changed
-                changed = True
+                    break
                 for entry in entries:
                     if self.view is None and isinstance(entry.record, StudyStarted | RunStarted):
                         self.view = FollowedStudy() if isinstance(entry.record, StudyStarted) else FollowedRun()
                     if self.view is not None:
                         self.view.observe(entry)
             self.complete = not follower.behind
-            return changed
 
     def summary(self) -> dict[str, Any]:
         """What the list of folders shows of it."""
@@ -74,16 +103,37 @@ class FollowedFolder:
         known = ("kind", "state", "running", "started_at", "last_at", "best", "counts", "program")
         return {"name": self.name, **({} if head is None else {key: head[key] for key in known if key in head})}
 
-    def event(self, seen: int) -> tuple[int, dict[str, Any]]:
-        """Return the version now, and what a page that has seen version ``seen`` needs."""
+    def event(self, sent: Sent) -> dict[str, Any]:
+        """Return what differs from ``sent``, which a page has, and note it there. ``fresh``: forget what was before."""
         with self._lock:
             view = self.view
+            fresh = sent.view is not view or view is None
+            if fresh:
+                sent.view, sent.version, sent.head, sent.curves = view, 0, {}, {}
             if view is None:
-                return 0, {"name": self.name, "complete": self.complete, "kind": ""}
-            shown = {"name": self.name, "complete": self.complete, **view.head(self.pid is not None)}
+                return {"name": self.name, "complete": self.complete, "kind": "", "fresh": True}
+            head = {"name": self.name, "complete": self.complete, **view.head(self.pid is not None)}
+            news = {key: value for key, value in head.items() if key not in sent.head or sent.head[key] != value}
+            news |= {"kind": head["kind"], "fresh": fresh}
             if isinstance(view, FollowedStudy):
-                shown |= {"rows": view.rows(seen), "growth": view.growth(), "spans": view.spans(), "since": seen}
-            return view.version, shown
+                news |= view.news(sent.version)
+            else:
+                curves = view.curves()
+                changed = {name: each for name, each in curves.items() if each.count != sent.curves.get(name, 0)}
+                news["curves"] = {name: each.after(sent.curves.get(name, 0)) for name, each in changed.items()}
+                sent.curves = {name: each.count for name, each in curves.items()}
+            sent.version, sent.head = view.version, head
+            return news
+
+    def importance(self) -> list[dict[str, Any]]:
+        """What decides the objectives of a study."""
+        with self._lock:
+            return self.view.importance() if isinstance(self.view, FollowedStudy) else []
+
+    def ledger(self) -> dict[str, Any] | None:
+        """The ledger of a run so far; None for a study."""
+        with self._lock:
+            return self.view.ledger() if isinstance(self.view, FollowedRun) else None
 
     def curves(self, trial: int) -> dict[str, Any] | None:
         """What the page shows of one trial; None if there is none."""

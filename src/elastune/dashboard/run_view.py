@@ -34,6 +34,9 @@ from elastune.core.journal.records import (
 LONGEST = 300
 MOST_EVENTS = 200  # the newest
 MOST_POINTS = 1000  # of one curve
+MOST_CLAIMS = 2000  # of workers: a ledger of more takes seconds
+MOST_EPOCHS = 50  # the newest, in a ledger
+LEDGER = (RunStarted, StepsCompleted, LearnerLeftOut, Restarted, RunFinished)
 
 
 class ThinnedCurve:
@@ -44,22 +47,31 @@ class ThinnedCurve:
 
     def __init__(self, most: int = MOST_POINTS) -> None:
         self.points: list[list[float | None]] = []
-        self._most, self._every, self._count = most, 1, 0
+        self.count = 0
+        self._most, self._every, self._thinned_at = most, 1, 0
 
     def add(self, *point: float | None) -> None:
         """Add a point."""
         if self._is_extra:
             self.points.pop()
-        self._count += 1
+        self.count += 1
         self.points.append([each if each is not None and math.isfinite(each) else None for each in point])
         if len(self.points) > 2 * self._most:
             self.points = self.points[::2]
             self._every *= 2
+            self._thinned_at = self.count
+
+    def after(self, seen: int) -> tuple[int, list[list[float | None]]]:
+        """Return what a page lacks that knows the curve of the first ``seen`` points: how many of its own stay, and the
+        points that follow them.
+        """
+        stay = 0 if seen == 0 or seen < self._thinned_at else (seen - 1) // self._every + 1
+        return stay, self.points[stay:]
 
     @property
     def _is_extra(self) -> bool:
         """Whether the newest point stands only until the next one comes."""
-        return self._count > 0 and (self._count - 1) % self._every != 0
+        return self.count > 0 and (self.count - 1) % self._every != 0
 
 
 class FollowedRun:
@@ -80,6 +92,8 @@ class FollowedRun:
         self._batch, self._lr, self._workers = ThinnedCurve(), ThinnedCurve(), ThinnedCurve()
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self._ledger: dict[int, list[int]] = {}  # worker -> steps and samples that it claimed
+        self._claims: list[Entry] = []  # what a ledger of samples is made of
+        self._claims_left_out = False
         self._last: dict[str, Any] = {"step": 0, "epoch": 0, "epochs": 0, "samples": 0, "seconds": 0.0}
         self._planned = 0
         self._checkpoint: int | None = None
@@ -93,6 +107,9 @@ class FollowedRun:
         self._last_at = entry.at
         self._first_at = self._first_at or entry.at
         record = entry.record
+        if isinstance(record, LEDGER):
+            self._claims_left_out = len(self._claims) >= MOST_CLAIMS
+            self._claims += [] if self._claims_left_out else [entry]
         match record:
             case RunStarted():
                 self._begin(record, entry.at)
@@ -208,11 +225,6 @@ class FollowedRun:
                 "planned": self._planned,
                 "checkpoint": self._checkpoint,
             },
-            "metrics": {name: curve.points for name, curve in self._metrics.items()},
-            "signals": {name: curve.points for name, curve in self._signals.items()},
-            "batch": self._batch.points,
-            "lr": self._lr.points,
-            "workers": self._workers.points,
             "events": list(reversed(self._events)),
             "ledger": [[worker, *claimed] for worker, claimed in sorted(self._ledger.items())],
             "step_s": None if end is None else end.step_s,
@@ -221,6 +233,32 @@ class FollowedRun:
             "memory": [] if end is None else [[m.rank, m.parameters, m.optimizer, m.peak] for m in end.memory],
             "best": self._best(),
         }
+
+    def curves(self) -> dict[str, ThinnedCurve]:
+        """All curves by name: ``metric accuracy``, ``signal loss``, ``batch``, ``lr``, ``workers``."""
+        named = {f"metric {name}": curve for name, curve in self._metrics.items()}
+        named |= {f"signal {name}": curve for name, curve in self._signals.items()}
+        return named | {"batch": self._batch, "lr": self._lr, "workers": self._workers}
+
+    def ledger(self) -> dict[str, Any]:
+        """Return the ledger of samples so far: what each epoch used, missed and repeated, and the verdict in words."""
+        from elastune.report.sample_ledger import ledger, lines
+
+        if self._claims_left_out:
+            return {"epochs": [], "verdict": "too many records to check while it runs: elastune report DIR --ledger"}
+        so_far = ledger(self._claims)
+        epochs = [
+            [
+                seen.epoch + 1,
+                seen.once,
+                seen.length,
+                sum(stop - start for start, stop in seen.missed),
+                sum(stop - start for start, stop in seen.repeated),
+                seen.left_out,
+            ]
+            for seen in so_far.epochs[-MOST_EPOCHS:]
+        ]
+        return {"epochs": epochs, "verdict": lines(so_far, all_epochs=False)[-1].removeprefix("ledger: ")}
 
     def _best(self) -> str:
         last = [(name, curve.points[-1][1]) for name, curve in self._metrics.items() if curve.points]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -20,14 +21,16 @@ from starlette.routing import Route
 
 from elastune.core.errors import UserError
 from elastune.core.journal.files import writer_of
-from elastune.dashboard.folders import JOURNAL, Folders, FollowedFolder
+from elastune.dashboard.folders import JOURNAL, Folders, FollowedFolder, Sent
 from elastune.dashboard.guard import DashboardGuard, Keys
 from elastune.dashboard.run_view import FollowedRun
 from elastune.dashboard.study_view import FollowedStudy
 
-LOOK_S = 0.25  # between two looks at a journal
+LOOK_S = 0.25  # between two looks at a journal after something new
+QUIET_S = 1.0  # between two looks when nothing happens
 LIST_S = 2.0  # between two looks at all folders
-LEAST_S = 0.5  # between two events of one page
+LEAST_S = 1.0  # between two events of one page
+PAUSE_S = 0.01  # between two blocks of a long journal: others are served meanwhile
 ALIVE_S = 10.0  # a comment after so long a silence: a page notices that the server is lost
 LONGEST_ACT = 4096
 BY = "the dashboard"
@@ -73,6 +76,8 @@ def application(options: DashboardOptions, keys: Keys, stopping: Callable[[], bo
         Route("/api/events", pages.events),
         Route("/api/trial", pages.trial),
         Route("/api/logs", pages.logs),
+        Route("/api/importance", pages.importance),
+        Route("/api/ledger", pages.ledger),
         Route("/api/act", pages.act, methods=["POST"]),
     ]
     return DashboardGuard(Starlette(routes=routes), keys, options.port, options.host)
@@ -124,7 +129,8 @@ class _Pages:
             while True:
                 folders = self._folders.all()
                 for each in folders:
-                    await asyncio.to_thread(each.advance)
+                    if each.look():
+                        await asyncio.to_thread(each.advance)
                 shown = [each.summary() for each in folders]
                 yield {"folders": shown} if shown != sent else None
                 sent = shown
@@ -138,21 +144,21 @@ class _Pages:
             return Response(status_code=404)
 
         async def changes() -> AsyncIterator[dict[str, Any] | None]:
-            seen, first = 0, True
+            sent, shown, shown_at, pause = Sent(), None, 0.0, LOOK_S
             while True:
-                changed = await asyncio.to_thread(folder.advance)
-                if changed or first:
-                    view = folder.view
-                    version, shown = await asyncio.to_thread(folder.event, seen)
-                    restarted = version < seen or (first and view is not None)
-                    if version < seen:  # the journal was begun anew
-                        version, shown = await asyncio.to_thread(folder.event, 0)
-                    yield {**shown, "fresh": restarted or first}
-                    seen, first = version, False
-                    await asyncio.sleep(LEAST_S if folder.complete else 0.05)
+                if folder.look() or shown is None:
+                    await asyncio.to_thread(folder.advance)
+                now = time.monotonic()
+                if folder.state != shown and now >= shown_at + LEAST_S:
+                    shown, shown_at, pause = folder.state, now, LOOK_S
+                    yield await asyncio.to_thread(folder.event, sent)
+                elif folder.state == shown:
+                    pause = min(2.0 * pause, QUIET_S)
+                    yield None
                 else:
                     yield None
-                    await asyncio.sleep(LOOK_S)
+                wait = max(pause, shown_at + LEAST_S - time.monotonic())
+                await asyncio.sleep(wait if folder.complete else PAUSE_S)
 
         return self._stream(request, changes())
 
@@ -184,6 +190,17 @@ class _Pages:
         if folder is None:
             return Response(status_code=404)
         return JSONResponse({"logs": await asyncio.to_thread(folder.logs, number)})
+
+    async def importance(self, request: Request) -> Response:
+        folder, _ = self._named(request)
+        if folder is None:
+            return Response(status_code=404)
+        return JSONResponse(_finite({"importance": await asyncio.to_thread(folder.importance)}))
+
+    async def ledger(self, request: Request) -> Response:
+        folder, _ = self._named(request)
+        found = None if folder is None else await asyncio.to_thread(folder.ledger)
+        return Response(status_code=404) if found is None else JSONResponse(found)
 
     def _named(self, request: Request) -> tuple[FollowedFolder | None, int | None]:
         text = request.query_params.get("trial", "")

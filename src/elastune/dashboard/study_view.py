@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from itertools import takewhile
 from typing import Any
 
+from elastune.core.errors import UserError
 from elastune.core.formatting import cut
-from elastune.core.journal.folds import TrialSummary, TrialTable
+from elastune.core.journal.folds import AllocationSpan, TrialSummary, TrialTable
 from elastune.core.journal.records import (
     ActAsked,
     ActDone,
@@ -15,11 +19,14 @@ from elastune.core.journal.records import (
     FrontierFound,
     PhasesPlanned,
     ProposalAsked,
+    Record,
     StudyFinished,
     StudyStarted,
     TrialFinished,
+    TrialReported,
 )
-from elastune.tuning.search.front import default_reference, hypervolume, nondominated
+from elastune.dashboard.forming import FormingFront, interval
+from elastune.tuning.search.objective import Objective, parse_objectives
 from elastune.tuning.study.control.acts import BUDGETS, StudyControl
 
 SEARCHED = ("search", "member")  # the phases whose trials may be on the front, as in a report
@@ -27,18 +34,18 @@ LONGEST = 200  # characters of a reason or a value in a table
 MOST_SETTINGS = 24  # of one trial
 MOST_ACTS = 50
 MOST_SPANS = 3000  # the newest of them: a strip of more is a grey area
-MOST_POINTS = 1500  # of the growth of the front
 
 
 class FollowedStudy:
-    """A study as the page shows it.
+    """A study as the page shows it. A record costs the same however many came before it.
 
     Attributes:
-        version: Counts the entries so far. ``rows`` returns what has changed since a version.
+        version: Counts the entries so far. ``news`` returns what has changed since a version.
     """
 
     def __init__(self) -> None:
         self.version = 0
+        self.objectives: tuple[Objective, ...] = ()
         self._table = TrialTable()
         self._control = StudyControl()
         self._started: StudyStarted | None = None
@@ -49,10 +56,18 @@ class FollowedStudy:
         self._phases: PhasesPlanned | None = None
         self._asking: int | None = None  # the trial whose settings the search looks for
         self._acts: dict[str, dict[str, Any]] = {}
-        self._changed: dict[int, int] = {}  # trial -> version of its last change
+        self._changed: dict[int, int] = {}  # trial -> version of its last change, in the order of these versions
+        self._states: dict[int, str] = {}
+        self._counts: Counter[str] = Counter()
+        self._running: dict[int, None] = {}
         self._used_by: dict[int, float] = {}  # worker-seconds, of trials
         self._used_s = 0.0
-        self._growth = _Growth()
+        self._members = 0
+        self._front = FormingFront()
+        self._alike: dict[Hashable, dict[int, None]] = {}  # settings -> complete trials
+        self._intervals: tuple[int, dict[int, dict[str, list[float]]]] = (-1, {})
+        self._span_at: list[int] = []  # by span that has ended: the version then
+        self._growth_at = 0  # the version of the newest change of the front
 
     def observe(self, entry: Entry) -> None:
         """Take the next entry of the journal."""
@@ -62,10 +77,12 @@ class FollowedStudy:
         self._control.observe(record)
         self._last_at = entry.at
         match record:
+            case TrialReported():
+                pass  # most records are reports
             case StudyStarted():
                 self._started_at = self._started_at or entry.at
                 self._started, self._finished = record, None
-                self._growth.objectives = self.objectives
+                self.objectives = self._front.objectives = _objectives(record)
             case StudyFinished():
                 self._finished = record
             case FrontierFound():
@@ -80,15 +97,34 @@ class FollowedStudy:
                 self._acts[ask]["outcome"] = outcome
         number = getattr(record, "trial", None)
         if number in self._table.trials:
-            trial = int(number)
-            self._changed[trial] = self.version
-            self._asking = None if self._asking == trial else self._asking
-            life = self._table.trials[trial]
-            self._used_s += life.worker_seconds - self._used_by.get(trial, 0.0)
-            self._used_by[trial] = life.worker_seconds
-            if isinstance(record, TrialFinished) and record.state == "complete" and life.started.phase in SEARCHED:
-                values = {**record.metrics, **record.values}
-                self._growth.add(trial, values, self._table.seconds, self._used_s)
+            self._note_trial(int(number), record)
+        self._span_at += [self.version] * (self._table.spans_ended - len(self._span_at))
+
+    def _note_trial(self, trial: int, record: Record) -> None:
+        self._changed.pop(trial, None)
+        self._changed[trial] = self.version
+        self._asking = None if self._asking == trial else self._asking
+        if isinstance(record, TrialReported):
+            return
+        life = self._table.trials[trial]
+        if trial not in self._states:
+            self._members += life.started.phase == "member"
+        else:
+            self._counts[self._states[trial]] -= 1
+        self._states[trial] = life.finished.state if life.finished is not None else life.state
+        self._counts[self._states[trial]] += 1
+        if life.state == "running":
+            self._running[trial] = None
+        else:
+            self._running.pop(trial, None)
+        self._used_s += life.worker_seconds - self._used_by.get(trial, 0.0)
+        self._used_by[trial] = life.worker_seconds
+        if isinstance(record, TrialFinished) and record.state == "complete":
+            self._alike.setdefault(_settings_of(life), {})[trial] = None
+            if life.started.phase in SEARCHED:
+                before = self._front.version
+                self._front.add(trial, {**record.metrics, **record.values}, self._table.seconds, self._used_s)
+                self._growth_at = self.version if self._front.version != before else self._growth_at
 
     def _note_act(self, at: float, act: ActAsked) -> None:
         what = {name: value for name in (*BUDGETS, "workers") if (value := getattr(act, name)) is not None}
@@ -98,12 +134,6 @@ class FollowedStudy:
             del self._acts[next(iter(self._acts))]
 
     @property
-    def objectives(self) -> dict[str, str]:
-        """Name -> "max" or "min"."""
-        asked = self._started.settings.get("objectives") if self._started is not None else None
-        return {} if not isinstance(asked, dict) else {str(name): str(way) for name, way in asked.items()}
-
-    @property
     def is_frontier(self) -> bool:
         """Whether it is a frontier."""
         return self._started is not None and self._started.settings.get("kind") == "frontier"
@@ -111,9 +141,8 @@ class FollowedStudy:
     # -- what is sent to a page --
 
     def head(self, running: bool) -> dict[str, Any]:
-        """Return everything but the rows of trials. ``running``: whether a controller writes the journal."""
+        """Return the small part of what is shown. ``running``: whether a controller writes the journal."""
         settings = self._started.settings if self._started is not None else {}
-        trials = self._table.trials.values()
         state = "running" if running else "unfinished" if self._finished is None else f"ended: {self._finished.reason}"
         return {
             "kind": "frontier" if self.is_frontier else "study",
@@ -123,12 +152,14 @@ class FollowedStudy:
             "started_at": self._started_at,
             "last_at": self._last_at,
             "seconds": self._table.seconds,
-            "objectives": self.objectives,
-            "counts": _counts(trials),
-            "front": self._front(),
+            "worker_s": self._used_s,
+            "objectives": {each.name: each.direction for each in self.objectives},
+            "counts": {state: count for state, count in self._counts.items() if count},
+            "front": self._front.trials,
+            "intervals": self._front_intervals(),
             "budget": self._budget(settings),
             "waits": self._waits(running),
-            "acts": list(reversed(self._acts.values())),
+            "acts": [dict(act) for act in reversed(self._acts.values())],
             "parked": sorted(self._control.parked),
             "phases": None if self._phases is None else self._phases_shown(self._phases),
             "by_workers": self._by_workers() if self.is_frontier else [],
@@ -136,27 +167,43 @@ class FollowedStudy:
             "best": self._best(),
         }
 
-    def rows(self, since: int) -> list[dict[str, Any]]:
-        """Return the rows of the trials that changed after ``since``, a version."""
-        return [self._row(self._table.trials[n]) for n, version in self._changed.items() if version > since]
+    def news(self, since: int) -> dict[str, Any]:
+        """Return what grows with the study, as far as it changed after version ``since``."""
+        first = bisect_right(self._span_at, since)
+        ended, going_on = self._table.spans_from(max(first, len(self._span_at) - MOST_SPANS))
+        news: dict[str, Any] = {
+            "rows": [self._row(self._table.trials[trial]) for trial in self._changed_after(since)],
+            "spans": [*map(_span, ended)],
+            "open_spans": [*map(_span, going_on)],
+        }
+        if self._growth_at > since:
+            news["growth"] = self._front.growth()
+        return news
 
-    def growth(self) -> dict[str, list[float]]:
-        """Return the hypervolume of the front over time and worker-seconds; with one objective the best value."""
-        return self._growth.shown()
+    def _changed_after(self, since: int) -> list[int]:
+        newest = takewhile(lambda trial: self._changed[trial] > since, reversed(self._changed))
+        return sorted(newest)
 
-    def spans(self) -> list[list[Any]]:
-        """Return who had how many workers and when: trial, begin, end, workers, how it ended, why, pause in ms."""
+    def importance(self) -> list[dict[str, Any]]:
+        """Return how much each parameter decides each objective, by the complete trials of the search.
+
+        It brings Optuna along, so the server computes it on request only.
+        """
+        from elastune.tuning.search.importance import EvaluatedTrial, importance
+
+        tried = [
+            EvaluatedTrial(life.started.params, life.started.distributions, {**end.metrics, **end.values})
+            for life in list(self._table.trials.values())
+            if (end := life.finished) is not None and end.state == "complete" and life.started.phase in SEARCHED
+        ]
         return [
-            [
-                each.trial,
-                round(each.begin_s, 3),
-                round(each.end_s, 3),
-                each.workers,
-                each.ended,
-                cut(each.reason, LONGEST),
-                round(1e3 * each.pause_s, 1),
-            ]
-            for each in self._table.spans[-MOST_SPANS:]
+            {
+                "objective": each.objective,
+                "trials": each.trials,
+                "why_not": each.why_not,
+                "shares": [[share.name, share.share, share.trials] for share in each.parameters],
+            }
+            for each in importance(tried, self.objectives)
         ]
 
     def curves(self, trial: int) -> dict[str, Any] | None:
@@ -194,33 +241,49 @@ class FollowedStudy:
             "parked": life.number in self._control.parked,
         }
 
-    def _front(self) -> list[int]:
-        return self._growth.front()
+    def _front_intervals(self) -> dict[int, dict[str, list[float]]]:
+        """By trial on the front and objective: the 95 % interval of its value, where its error is known."""
+        complete = self._counts["complete"]
+        if self._intervals[0] != complete:
+            found: dict[int, dict[str, list[float]]] = {}
+            for trial in self._front.trials:
+                alike = [self._table.trials[n] for n in self._alike[_settings_of(self._table.trials[trial])]]
+                ends = {each.name: interval(each, alike) for each in self.objectives}
+                if known := {name: [*end] for name, end in ends.items() if end is not None}:
+                    found[trial] = known
+            self._intervals = complete, found
+        return self._intervals[1]
 
     def _best(self) -> str:
-        best = self._growth.best()
+        best = self._front.best
         if best is None:
             return ""
-        trial, name, value = best
-        return f"{cut(name, 30)} {value:.6g} (trial {trial})"
+        trial, objective, value = best
+        return f"{cut(objective.name, 30)} {value:.6g} (trial {trial})"
 
     def _budget(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         asked = {name: self._control.changed.get(name, settings.get(name)) for name in (*BUDGETS, "workers")}
+        running = [self._table.trials[trial] for trial in self._running]
         used = {
-            "trials": sum(life.started.phase != "member" for life in self._table.trials.values()),
+            "trials": len(self._table.trials) - self._members,
             "budget_s": self._table.seconds,
-            "worker_hours": sum(map(_worker_s, self._table.trials.values())) / 3600,
-            "workers": sum(life.workers for life in self._table.trials.values() if life.state == "running"),
+            "worker_hours": (self._used_s + sum(map(_present_s, running))) / 3600,
+            "workers": sum(life.workers for life in running),
         }
         return {name: {"asked": asked[name], "used": used[name]} for name in used}
 
     def _waits(self, running: bool) -> list[str]:
         """What the study waits for, in words."""
+        asked = [
+            f"{act.act.replace('_', ' ')} of trial {act.trial}"
+            for act in self._control.pending.values()
+            if act.trial is not None
+        ]
         if not running:
-            return [] if self._finished is not None else ["nobody works on it: elastune resume goes on"]
+            return [] if self._finished is not None else ["nobody works on it: elastune resume goes on", *asked]
         waits = []
         by_phase: dict[str, list[int]] = {}
-        for number in self._table.of("running"):
+        for number in sorted(self._running):
             by_phase.setdefault(self._table.trials[number].started.phase, []).append(number)
         for phase, numbers in by_phase.items():
             waits.append(f"{phase}: {'trial' if len(numbers) == 1 else 'trials'} {_some(numbers)} to report")
@@ -229,9 +292,7 @@ class FollowedStudy:
         cut_off = [number for number in self._table.cut_off if number not in self._control.parked]
         waits += [f"free workers for trial {_some(cut_off)}"] if cut_off else []
         waits += [f"someone to let trial {_some(sorted(self._control.parked))} go on"] if self._control.parked else []
-        asked = [act for act in self._control.pending.values() if act.trial is not None]
-        waits += [f"{act.act.replace('_', ' ')} of trial {act.trial}" for act in asked]
-        return waits
+        return [*waits, *asked]
 
     def _phases_shown(self, phases: PhasesPlanned) -> dict[str, Any]:
         return {"budget_s": phases.budget_s, "planned": phases.planned, "took": phases.took}
@@ -250,79 +311,38 @@ class FollowedStudy:
                 "trials": len(lives),
                 "running": sum(life.state == "running" for life in lives),
                 "values": _means(lives),
+                "intervals": self._intervals_of_mean(lives),
             }
             for (phase, workers), lives in sorted(cells.items(), key=lambda item: (item[0][1], item[0][0]))
         ]
 
 
-class _Growth:
-    """The complete trials of the search in the order they ended, their front, and how it grew."""
+    def _intervals_of_mean(self, lives: list[TrialSummary]) -> dict[str, list[float]]:
+        """By objective, the 95 % interval of the mean of trials that differ by seed alone."""
+        if len({_settings_of(life) for life in lives}) > 1:
+            return {}
+        ends = {each.name: interval(each, lives) for each in self.objectives}
+        return {name: [*end] for name, end in ends.items() if end is not None}
 
-    def __init__(self) -> None:
-        self.objectives: dict[str, str] = {}
-        self._trials: list[int] = []
-        self._points: list[list[float]] = []
-        self._at: list[tuple[float, float]] = []
-        self._shown: tuple[int, dict[str, list[float]]] = (-1, {"x": [], "worker_s": [], "y": []})
-        self._front: tuple[int, list[int]] = (-1, [])
 
-    def add(self, trial: int, values: Mapping[str, float], now_s: float, worker_s: float) -> None:
-        """Add a complete trial."""
-        point = [(-1.0 if way == "max" else 1.0) * values.get(name, math.nan) for name, way in self.objectives.items()]
-        if point and all(map(math.isfinite, point)):
-            self._trials.append(trial)
-            self._points.append(point)
-            self._at.append((now_s, worker_s))
+def _objectives(record: StudyStarted) -> tuple[Objective, ...]:
+    asked = record.settings.get("objectives")
+    try:
+        return parse_objectives(asked) if isinstance(asked, dict) else ()
+    except UserError:  # a journal that something else wrote
+        return ()
 
-    def front(self) -> list[int]:
-        """The trials that no other one dominates."""
-        if self._front[0] != len(self._points):
-            import numpy as np
 
-            on = nondominated(np.array(self._points)).tolist() if self._points else []
-            self._front = len(self._points), [n for n, is_on in zip(self._trials, on, strict=True) if is_on]
-        return self._front[1]
+def _settings_of(life: TrialSummary) -> Hashable:
+    """Equal for trials that differ by seed alone."""
+    config = life.started.config
+    return life.started.phase, life.first_workers, life.epochs, repr(sorted(config.items()))
 
-    def best(self) -> tuple[int, str, float] | None:
-        """The best trial by the first objective: its number, the objective, and its value."""
-        if not self._points:
-            return None
-        i = min(range(len(self._points)), key=lambda k: self._points[k][0])
-        name, way = next(iter(self.objectives.items()))
-        return self._trials[i], name, (-1.0 if way == "max" else 1.0) * self._points[i][0]
 
-    def shown(self) -> dict[str, list[float]]:
-        """The growth of the front, at most ``MOST_POINTS`` points: only trials that changed it, and the last one."""
-        if self._shown[0] != len(self._points):
-            self._shown = len(self._points), self._grown()
-        return self._shown[1]
-
-    def _grown(self) -> dict[str, list[float]]:
-        steps = list(self._steps())
-        every = max(1, len(steps) // MOST_POINTS)
-        kept = [step for i, step in enumerate(steps) if i % every == 0 or i == len(steps) - 1]
-        x, worker_s, y = (list(column) for column in zip(*kept, strict=True)) if kept else ([], [], [])
-        return {"x": x, "worker_s": worker_s, "y": y}
-
-    def _steps(self) -> Iterator[tuple[float, float, float]]:
-        """Time, worker-seconds and height whenever the front changed, and at the end."""
-        import numpy as np
-
-        if not self._points:
-            return
-        points = np.array(self._points)
-        single = points.shape[1] == 1
-        sign = -1.0 if next(iter(self.objectives.values())) == "max" else 1.0
-        reference = None if single else default_reference(points[nondominated(points)])
-        front: list[list[float]] = []
-        height = 0.0
-        for point, at in zip(self._points, self._at, strict=True):
-            if any(all(a <= b for a, b in zip(other, point, strict=True)) for other in front):
-                continue
-            front = [o for o in front if not all(a <= b for a, b in zip(point, o, strict=True))] + [point]
-            height = sign * point[0] if reference is None else hypervolume(np.array(front), reference)
-            yield (*at, height)
-        yield (*self._at[-1], height)
+def _span(each: AllocationSpan) -> list[Any]:
+    """Who had how many workers and when: trial, begin, end, workers, how it ended, why, pause in ms."""
+    times = round(each.begin_s, 3), round(each.end_s, 3)
+    return [each.trial, *times, each.workers, each.ended, cut(each.reason, LONGEST), round(1e3 * each.pause_s, 1)]
 
 
 def _answer(found: FrontierFound) -> dict[str, Any]:
@@ -341,14 +361,6 @@ def _answer(found: FrontierFound) -> dict[str, Any]:
     return {"sentence": answer.sentence, "command": answer.command, "pick": answer.pick, "rows": rows}
 
 
-def _counts(trials: Any) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for life in trials:
-        state = life.finished.state if life.finished is not None else life.state
-        counts[state] = counts.get(state, 0) + 1
-    return counts
-
-
 def _means(lives: list[TrialSummary]) -> dict[str, float | None]:
     values: dict[str, list[float]] = {}
     for life in lives:
@@ -358,11 +370,9 @@ def _means(lives: list[TrialSummary]) -> dict[str, float | None]:
     return {name: sum(each) / len(each) for name, each in values.items()}
 
 
-def _worker_s(life: TrialSummary) -> float:
-    """Its worker-seconds, with those of the present start."""
-    if life.state != "running":
-        return life.worker_seconds
-    return life.worker_seconds + life.workers * max(0.0, life.last_at - life.last_start_at)
+def _present_s(life: TrialSummary) -> float:
+    """The worker-seconds of the present start of a trial that runs."""
+    return life.workers * max(0.0, life.last_at - life.last_start_at)
 
 
 def _finite(value: float) -> float | None:

@@ -37,6 +37,7 @@ from elastune.report.frontier import answer_lines
 from elastune.report.lines import accepted_lines, stages_line
 from elastune.report.overviews import RunOverview, StudyOverview, config_and_sync
 from elastune.report.tables import divided_lines
+from elastune.report.worker_changes import change_lines, gather_changes
 from elastune.tuning.search.front import nondominated
 from elastune.tuning.search.importance import Importance
 from elastune.tuning.search.objective import Objective, oriented, valued
@@ -456,6 +457,7 @@ def explain_run(run: RunOverview, entries: Sequence[Entry]) -> Explanation:
             "Divided layers",
             divided_lines(run.divided, _last_mesh(ExecutionSettings.from_json(run.started.execution), entries)),
         ),
+        Part("Changes of workers", change_lines(gather_changes(entries))),
         Part("Stages", _stages(entries)),
         Part("Compiling", _compiling(entries)),
         Part("Memory of a worker", _memory(run, entries)),

@@ -18,7 +18,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from elastune.core.formatting import printable
+from elastune.core.formatting import spreadsheet_cell
 from elastune.core.journal.files import read
 from elastune.core.journal.folds import TrialSummary, fold
 from elastune.runtime.job.output import JOURNAL
@@ -27,8 +27,6 @@ from elastune.tuning.search.history import new_study, quiet
 from elastune.tuning.study.results import Study
 from elastune.tuning.study.trials import GROUPS, PLAIN, Trial, check_params, flat_row
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""A spreadsheet runs a text that begins with one of these (OWASP, "CSV Injection")."""
 STAMPS = ("started_at", "ended_at")
 
 
@@ -43,9 +41,9 @@ def to_csv(study: Study) -> str:
     kept = [*PLAIN, *(n for group in GROUPS for n in names if n.startswith(f"{group}.")), "reason"]
     file = io.StringIO()
     writer = csv.writer(file)
-    writer.writerow([_cell(name) for name in kept])
+    writer.writerow([spreadsheet_cell(name) for name in kept])
     for row in rows:
-        writer.writerow([_cell(_stamp(row[name]) if name in STAMPS else row.get(name)) for name in kept])
+        writer.writerow([spreadsheet_cell(_stamp(row[name]) if name in STAMPS else row.get(name)) for name in kept])
     return file.getvalue()
 
 
@@ -67,15 +65,6 @@ def _nested(trial: Trial) -> dict[str, Any]:
 
 def _stamp(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        text = printable(value)
-        return f"'{text}" if value.startswith(FORMULA) else text
-    return json.dumps(value) if isinstance(value, (bool, list, dict)) else repr(value)
 
 
 def _strict(value: Any) -> Any:

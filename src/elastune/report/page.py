@@ -71,6 +71,7 @@ from elastune.report.tables import (
 )
 from elastune.report.worker_changes import (
     Changes,
+    change_parts_table,
     changes_line,
     changes_table,
     gather_changes,
@@ -235,7 +236,8 @@ def _changes_sections(changes: Changes, seen: Ledger | None) -> list[Section]:
     notes += [Note(plain(line, 400)) for line in changes.stragglers[:MOST_STRAGGLERS]]
     if notes:
         sections.append(Section("Changes of workers", tuple(notes)))
-    for table in (changes_table(changes), lost_workers_table(changes), left_out_table(changes)):
+    tables = changes_table(changes), change_parts_table(changes), lost_workers_table(changes), left_out_table(changes)
+    for table in tables:
         if table.rows:
             sections.append(Section(table.title, (table,)))
     if seen is not None and seen.epochs:

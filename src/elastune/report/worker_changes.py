@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
+from typing import get_args
 
 from elastune.core.formatting import count, duration, plain, whole
 from elastune.core.journal.records import (
+    ChangePart,
+    ChangeTimed,
     Entry,
     FaultInjected,
     LearnerLeftOut,
@@ -36,6 +39,7 @@ class Changes:
         stragglers: A line for each slow worker that was detected.
         lost: State whose holders were all lost at once.
         left_out: Learners that a round ended without.
+        timed: For each change the clock of the worker that it cost most.
     """
 
     regroupings: tuple[Regrouped, ...] = ()
@@ -45,6 +49,7 @@ class Changes:
     stragglers: tuple[str, ...] = ()
     lost: tuple[StateLost, ...] = ()
     left_out: tuple[LearnerLeftOut, ...] = ()
+    timed: tuple[ChangeTimed, ...] = ()
     accepted: tuple[str, ...] = ()
     """Changes of the program or the data that the run went on with, a line for each time."""
 
@@ -98,7 +103,18 @@ def gather_changes(entries: Iterable[Entry]) -> Changes:
         stragglers=tuple(record.line for record in records if isinstance(record, StragglerDetected)),
         lost=tuple(record for record in records if isinstance(record, StateLost)),
         left_out=left_out(entries),
+        timed=_slowest(record for record in records if isinstance(record, ChangeTimed)),
     )
+
+
+def _slowest(timed: Iterable[ChangeTimed]) -> tuple[ChangeTimed, ...]:
+    """The longest record of each change, in order; a view's number comes again after a restart, its step does not."""
+    longest: dict[tuple[int, int], ChangeTimed] = {}
+    for each in timed:
+        key = each.version, each.step
+        if key not in longest or sum(longest[key].parts_ms.values()) < sum(each.parts_ms.values()):
+            longest[key] = each
+    return tuple(longest.values())
 
 
 def changes_line(changes: Changes) -> str:
@@ -155,6 +171,41 @@ def changes_table(changes: Changes) -> Table:
     )
     header = ("version", "first step", "workers", "their numbers", "how", "pause", "steps done again")
     return Table(f"Changes of workers ({len(rows)})", header, rows, frozenset({0, 1, 2, 5, 6}))
+
+
+def change_parts_table(changes: Changes) -> Table:
+    """One row for each change: what its slowest worker did from its last step before it to the sum of its next one."""
+    parts = tuple(part for part in get_args(ChangePart) if any(part in each.parts_ms for each in changes.timed))
+    rows = tuple(
+        (
+            str(each.version),
+            whole(each.step),
+            str(each.worker),
+            *(duration(each.parts_ms.get(part, 0.0) / 1000) for part in parts),
+        )
+        for each in changes.timed
+    )
+    header = ("version", "first step", "slowest worker", *parts)
+    title = f"Parts of each change, up to the first step's sum ({len(rows)})"
+    return Table(title, header, rows, frozenset(range(len(header))))
+
+
+def change_lines(changes: Changes) -> tuple[str, ...]:
+    """A sentence for planned changes and one for losses: the median of each part that took a millisecond or more."""
+    planned = {(each.version, each.step): each.planned for each in changes.regroupings}
+    lines = []
+    for kind, is_planned in (("Planned changes", True), ("Changes after a loss", False)):
+        timed = [each for each in changes.timed if planned.get((each.version, each.step)) is is_planned]
+        if timed:
+            medians = {
+                part: median(each.parts_ms.get(part, 0.0) for each in timed) / 1000 for part in get_args(ChangePart)
+            }
+            parts = ", ".join(f"{part} {duration(value)}" for part, value in medians.items() if value >= 0.001)
+            lines.append(
+                f"{kind} ({len(timed)}): from the last step before to the sum of the next one, by the slowest worker's "
+                f"clock, medians: {parts or 'under 1 ms'}."
+            )
+    return tuple(lines)
 
 
 def lost_workers_table(changes: Changes) -> Table:

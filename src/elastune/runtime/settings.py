@@ -22,6 +22,7 @@ from elastune.core.notation import NAMED, TIME, duration_text, worker_bounds
 from elastune.core.run import Adapt, Elastic, ExecutionSettings, Program, RunSpec
 from elastune.core.settings import (
     CheckpointSettings,
+    LoggerSettings,
     MonitorSettings,
     OutSettings,
     PriceFileSettings,
@@ -181,6 +182,7 @@ class RunSettings(
     WaitSettings,
     ResumeSettings,
     CheckpointSettings,
+    LoggerSettings,
     OutSettings,
     MonitorSettings,
     ProofSettings,

@@ -23,7 +23,7 @@ import torch
 
 from elastune.adapt.monitors.base import WorkerTimes
 from elastune.core.errors import Diverged, UserError
-from elastune.core.journal.records import Compiled, Proved, Record, Regrouped, SyncChanged
+from elastune.core.journal.records import ChangeTimed, Compiled, Proved, Record, Regrouped, SyncChanged
 from elastune.core.run import ExecutionSettings, Position, RunSpec, derive
 from elastune.core.slots import BatchSlice
 from elastune.elastic.stragglers import lines_by_rank
@@ -531,21 +531,14 @@ class TrainingLoop:
         pause_s, discarded = interruption.step_completed(workers.view, progress.times.now), interruption.discarded
         if pause_s is None:
             return
-        self._times, interruption.discarded = WorkerTimes(), 0
-        if workers.rank != 0:
-            return
-        median_s, _ = progress.times.medians()
-        self._send(
-            Regrouped(
-                version=workers.view,
-                members=list(workers.members),
-                planned=workers.planned,
-                step=progress.position.step + 1,
-                pause_s=max(0.0, pause_s - (median_s or 0.0) * self._transaction.plan.steps),
-                discarded=discarded,
-                mesh="" if workers.comms.mesh.replica == 1 else str(workers.comms.mesh),
-            )
-        )
+        self._times, interruption.discarded, first = WorkerTimes(), 0, progress.position.step + 1
+        if workers.elastic:
+            self._send(ChangeTimed(workers.view, workers.worker, first, interruption.parts_ms))
+        if workers.rank == 0:
+            step_s = (progress.times.medians()[0] or 0.0) * self._transaction.plan.steps
+            mesh = "" if workers.comms.mesh.replica == 1 else str(workers.comms.mesh)
+            members, without_step_s = list(workers.members), max(0.0, pause_s - step_s)
+            self._send(Regrouped(workers.view, members, workers.planned, first, without_step_s, discarded, mesh))
 
     # -- commit -------------------------------------------------------------------------------------------------------
 

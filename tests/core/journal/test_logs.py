@@ -9,13 +9,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tests.support.sessions import lone_session
+from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
 from elastune.core.journal import logs
-from elastune.core.journal.records import Checkpointed, MembershipEvent, RunFailed
+from elastune.core.journal.logs import _FilledFields
+from elastune.core.journal.records import Checkpointed, MembershipEvent, Record, RunFailed
 
 LOG = logging.getLogger("elastune.tests")
 
@@ -40,6 +46,65 @@ def test_a_program_hears_the_records_by_its_own_handlers(caplog: pytest.LogCaptu
         logs.run_logger("elastune.tests", "out").info("hello")
     assert [record.message for record in caplog.records] == ["checkpointed step=7 path=step-7", "hello"]
     assert caplog.records[1].run == "out"  # type: ignore[attr-defined]
+
+
+class Told:
+    """A value that counts how often it is made text."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __str__(self) -> str:
+        self.times += 1
+        return "told"
+
+    __repr__ = __str__
+
+
+@dataclass
+class Fact:
+    """A record of the journal, at each level that records have."""
+
+    value: Told
+    kind: str
+
+
+@pytest.mark.parametrize("kind", ["reported", "checkpointed", "worker_gone", "run_failed"])
+def test_what_nobody_hears_is_never_made_text(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs.ROOT, "propagate", False)  # pytest hears all that is above
+    told = Told()
+    record = Fact(told, kind)
+    logs.log_record(LOG, record)
+    assert told.times == 0
+    assert f"value={told}" in str(_FilledFields(record))
+
+
+def test_a_step_logs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record of the journal asks once whether anybody hears it. Nothing else asks, so a step pays nothing."""
+    asked: list[str] = []
+    sent: list[Record] = []
+    is_enabled = logging.Logger.isEnabledFor
+
+    def counting(logger: logging.Logger, level: int) -> bool:
+        asked.extend([logger.name] if logger.name.startswith("elastune") else [])
+        return is_enabled(logger, level)
+
+    monkeypatch.setattr(logging.Logger, "isEnabledFor", counting)
+
+    def send(record: Record) -> None:
+        sent.append(record)
+        logs.log_record(LOG, record)
+
+    session = lone_session(tmp_path / "run", send=send)
+    model: Any = torch.nn.Linear(2, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in session.epochs(1):
+        for (x,) in session.batches(TensorDataset(torch.ones(64, 2)), batch_size=4):
+            session.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    assert 0 < len(sent) < session.progress.position.step
+    assert asked == [LOG.name] * len(sent)
 
 
 def test_json_lines_have_all_facts(written: Callable[[], str]) -> None:
@@ -103,6 +168,7 @@ def test_settings_pass_through_an_environment() -> None:
 FULL = """
 import logging, os, sys
 from elastune.core.journal import logs
+from elastune.core.journal.logs import _FilledFields
 logs.begin(logs.LogSettings("info"))
 kept = os.dup(2)
 os.dup2(os.open("/dev/full", os.O_WRONLY), 2)

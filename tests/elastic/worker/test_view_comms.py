@@ -1,4 +1,4 @@
-"""Groups of a view that is scheduled form before their worker enters it, and nobody waits for what does not form."""
+"""Groups of a view form before their worker enters it, and nobody waits for what does not form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elastune.elastic.wire.view import View
-from elastune.elastic.worker.elastic_group import ViewComms
+from elastune.elastic.worker.elastic_group import ElasticWorkerGroup, ViewComms
 from elastune.parallel.comm.group import Group, GroupBroken
 
 NEXT = View(2, (0, 1), scheduled=True, joiners=(1,))
@@ -59,7 +59,7 @@ def ready(comms: ViewComms, view: View) -> bool:
 def test_a_worker_is_ready_once_the_groups_are_there() -> None:
     factory = Factory()
     comms = forming(Member(), factory)
-    comms.view_scheduled(NEXT)
+    comms.view_installed(NEXT)
     assert not comms.is_ready_for(NEXT)
     factory.may_form.set()
     assert ready(comms, NEXT)
@@ -71,7 +71,7 @@ def test_who_leaves_with_it_and_who_has_a_gpu_waits_for_nothing() -> None:
     for view, backend in ((View(2, (1, 2), scheduled=True), "gloo"), (NEXT, "nccl")):
         factory = Factory(backend=backend)
         comms = forming(Member(), factory)
-        comms.view_scheduled(view)
+        comms.view_installed(view)
         assert comms.is_ready_for(view)
         assert not factory.names
 
@@ -83,7 +83,7 @@ def test_what_cannot_form_is_told_at_once() -> None:
     member, factory = Member(), Factory(fails)
     factory.may_form.set()
     comms = forming(member, factory)
-    comms.view_scheduled(NEXT)
+    comms.view_installed(NEXT)
     assert ready(comms, NEXT)
     assert member.said == [(2, "no device")]
     with pytest.raises(GroupBroken, match="no device"):
@@ -95,7 +95,7 @@ def test_groups_of_a_view_that_is_over_are_let_go_of() -> None:
     factory = Factory(lambda: group)
     factory.may_form.set()
     comms = forming(member, factory)
-    comms.view_scheduled(NEXT)
+    comms.view_installed(NEXT)
     assert ready(comms, NEXT)
     member.over = 3
     comms.begin(View(3, (0,)))
@@ -103,3 +103,15 @@ def test_groups_of_a_view_that_is_over_are_let_go_of() -> None:
     with pytest.raises(GroupBroken, match="over"):
         comms.take(NEXT)
     assert not member.said
+
+
+def test_after_a_loss_groups_form_while_the_worker_still_computes_the_lost_step() -> None:
+    member, factory = Member(), Factory()
+    factory.may_form.set()
+    group = ElasticWorkerGroup(member, factory)  # type: ignore[arg-type]
+    member.on_break(View(1, (0, 1, 2)))  # type: ignore[attr-defined]
+    assert factory.names == ["alone"], "the first view's form once its members have built what they train"
+    group._current = View(1, (0, 1, 2))
+    member.on_break(View(2, (0, 1)))  # type: ignore[attr-defined]
+    assert ready(group._forming, View(2, (0, 1)))
+    assert "2" in factory.names

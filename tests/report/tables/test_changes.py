@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from elastune.core.journal.records import (
+    ChangeTimed,
     Entry,
     FaultInjected,
     LearnerLeftOut,
@@ -20,6 +21,8 @@ from elastune.report.page import run_page
 from elastune.report.sample_ledger import ledger
 from elastune.report.worker_changes import (
     Changes,
+    change_lines,
+    change_parts_table,
     changes_line,
     changes_table,
     gather_changes,
@@ -88,3 +91,28 @@ def test_a_page_tells_of_them_and_escapes_what_it_tells() -> None:
     assert "&lt;signal 9&gt;" in page
     assert "<signal 9>" not in page
     assert "Workers over the steps" not in render(run_page(run))
+
+
+def test_the_parts_of_a_change_are_those_of_its_slowest_worker() -> None:
+    slow, quick = {"noticed": 30.0, "view known": 0.4, "first step": 20.0}, {"noticed": 1.0, "first step": 20.0}
+    loss = [ChangeTimed(2, 0, 11, slow), ChangeTimed(2, 3, 11, quick), Regrouped(2, [0, 3], False, 11, 0.08, 1)]  # type: ignore[arg-type]
+    planned = [ChangeTimed(3, 0, 15, {"noticed": 2.0, "connected": 6.0}), Regrouped(3, [0, 3, 4], True, 15, 0.01, 0)]
+    result = gather_changes([Entry(float(i), record) for i, record in enumerate([*loss, *planned])])
+    table = change_parts_table(result)
+    assert table.header == (
+        "version",
+        "first step",
+        "slowest worker",
+        "noticed",
+        "view known",
+        "connected",
+        "first step",
+    )
+    assert table.rows == (
+        ("2", "11", "0", "30 ms", "400 µs", "0 s", "20 ms"),
+        ("3", "15", "0", "2 ms", "0 s", "6 ms", "0 s"),
+    )
+    of_planned, of_losses = change_lines(result)
+    assert of_planned.endswith("medians: noticed 2 ms, connected 6 ms.")
+    assert of_losses.endswith("medians: noticed 30 ms, first step 20 ms."), "what took under 1 ms is left out"
+    assert change_lines(gather_changes(ENTRIES)) == (), "a journal from before says nothing of parts"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from elastune.core.journal.records import (
     SyncChanged,
     TopologyChanged,
 )
+from elastune.loggers.events import JournalEvents
 from elastune.report import matplotlib_png as static
 from elastune.report import plotly_html as interactive
 from elastune.report.adaptation import (
@@ -35,7 +37,7 @@ from elastune.report.figures import Figure
 from elastune.report.lines import since_line
 from elastune.report.overviews import gather_run
 from elastune.report.page import run_page
-from elastune.report.tensorboard import write_events
+from elastune.runtime.logger import LineLogged, ValuesLogged
 
 LOCAL = "local:learners=8,every=16"
 STARTED = RunStarted("p.py", {}, 0, {"workers": 2, "topology": "tree"})
@@ -198,9 +200,7 @@ def test_bands_alone_where_nothing_was_measured() -> None:
     assert len(static.png(figure)) > 5_000
 
 
-def test_page_words_and_event_files_tell_of_it(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from tensorboard.backend.event_processing.event_accumulator import TENSORS, EventAccumulator
-
+def test_page_words_and_loggers_tell_of_it(tmp_path: Path) -> None:
     entries = stamped(RECORDS)
     run = gather_run(entries)
     assert run is not None
@@ -212,12 +212,10 @@ def test_page_words_and_event_files_tell_of_it(tmp_path) -> None:  # type: ignor
     assert "&lt;b&gt;session.set_sync" in page
     (part,) = [part for part in explain_run(run, entries).parts if part.title == "How workers agreed"]
     assert part.lines[2] == f"From step 100 on: {LOCAL} (schedule)."
-    result = EventAccumulator(str(write_events(entries, tmp_path)), size_guidance={TENSORS: 0})
-    result.Reload()
-    texts = {
-        tag: [(e.step, e.tensor_proto.string_val[0].decode()) for e in result.Tensors(tag)]
-        for tag in result.Tags()["tensors"]
-    }
-    assert [step for step, _ in texts["sync/strategy/text_summary"]] == [100, 300]
-    assert texts["sync/topology/text_summary"] == [(250, since_line(RING))]
-    assert [e.step for e in result.Scalars("signals/learners_distance")] == [116, 200]
+    journal = JournalEvents(tmp_path)
+    events = [event for entry in entries for event in journal.of(entry)]
+    lines = [(event.topic, event.step, event.line) for event in events if isinstance(event, LineLogged)]
+    assert [step for topic, step, _ in lines if topic == "sync/strategy"] == [100, 300]
+    assert ("sync/topology", 250, since_line(RING)) in lines
+    values = [event for event in events if isinstance(event, ValuesLogged)]
+    assert [event.step for event in values if "signals/learners_distance" in event.values] == [116, 200]

@@ -1,6 +1,10 @@
 """Real scripts under torchrun, right ones and ones with one planted mistake: kind, file and line are named."""
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -81,3 +85,38 @@ def test_a_batch_that_grows_with_the_processes_is_named() -> None:
 def test_a_command_that_shows_nothing_is_refused(command: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
         check_command(parse_command(command), {}, time_s=3.0)
+
+
+def test_a_killed_check_leaves_no_command_behind(tmp_path: Path) -> None:
+    script, written = tmp_path / "sleeps.py", tmp_path / "pid"
+    script.write_text(
+        f"import os, pathlib, time\nfile = pathlib.Path({str(written)!r})\n"
+        "file.with_suffix('.part').write_text(str(os.getpid()))\nfile.with_suffix('.part').rename(file)\n"
+        "time.sleep(300)\n"
+    )
+    words = [sys.executable, "-m", "elastune", "check", "--command", f"{sys.executable} {script} {{workers}}"]
+    check = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        appears(written)
+    finally:
+        check.send_signal(signal.SIGKILL)
+        check.wait()
+    command, end = int(written.read_text()), time.monotonic() + 60
+    while is_alive(command):
+        assert time.monotonic() < end, "the command outlives the check"
+        time.sleep(0.02)
+
+
+def appears(file: Path) -> None:
+    end = time.monotonic() + 60
+    while not file.exists():
+        assert time.monotonic() < end, f"no {file}"
+        time.sleep(0.02)
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

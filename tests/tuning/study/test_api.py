@@ -214,6 +214,8 @@ def test_functions_that_no_worker_could_import_are_refused() -> None:
     for function in (inner, lambda session: None, print, Path):
         with pytest.raises(UserError, match="able to import"):
             elastune.run(function)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="got the file a/mine.py.: 'from mine import train', and give that"):
+        elastune.run("a/mine.py")  # type: ignore[arg-type]
 
 
 def test_a_launcher_needs_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,8 @@ def test_at_a_prompt(program: Path) -> None:
 
 
 def test_in_a_notebook(program: Path) -> None:
-    """A cell runs in a ``__main__`` without a file; its source is known under a name that is no path."""
+    """A cell runs in a ``__main__`` without a file; its source is known under a name that is no path. A function of a
+    cell trains, where it uses nothing that workers cannot have, and says what that is."""
     cells = """
         import linecache, sys
         main = sys.modules["__main__"].__dict__
@@ -165,7 +166,9 @@ def test_in_a_notebook(program: Path) -> None:
         for number, cell in enumerate((
             "import elastune, mine",
             "print('ran', elastune.run(mine.train, out='run').metrics)",
-            "def train(session):\\n    pass",
+            "def train(session):\\n    session.report(number=7)",
+            "print('cell', elastune.run(train, out='cell').metrics)",
+            "session = object()\\ndef train(_):\\n    return session",
             "try:\\n    elastune.run(train)\\nexcept elastune.UserError as error:\\n    print(error)",
         )):
             name = f"<ipython-input-{number}>"
@@ -175,9 +178,10 @@ def test_in_a_notebook(program: Path) -> None:
     (program.parent / "notebook.py").write_text(textwrap.dedent(cells))
     done = said_by([sys.executable, "notebook.py"], program.parent)
     assert done.returncode == 0, done.stderr
-    ran, refused = done.stdout.splitlines()
-    assert ran == "ran {'loss': 4.0}"
-    assert "(got train, which was typed at a prompt or in a notebook)" in refused
+    ran, of_cell, refused = done.stdout.splitlines()
+    assert (ran, of_cell) == ("ran {'loss': 4.0}", "cell {'number': 7.0}")
+    assert "(got session, a object): make it in a function" in refused
+    assert not list(program.parent.glob("elastune-out/*")), "a refused call leaves nothing"
 
 
 def reports(session: Session) -> None:

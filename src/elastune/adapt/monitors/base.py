@@ -57,9 +57,10 @@ class GradientNorms:
     """Squared norms of one step's gradients, before any clipping.
 
     The global batch of ``batch`` samples was cut into ``parts`` (slots, workers or micro-batches). Part p has n_p
-    samples, mean gradient g_p and weight w_p = n_p / batch. ``part_square`` is sum_p w_p |g_p|^2, ``square`` is |g|^2
-    of g = sum_p w_p g_p. For ANY sizes of the parts, with G the true gradient and Sigma the covariance of one sample's:
-    E part_square = |G|^2 + parts tr(Sigma) / batch and E square = |G|^2 + tr(Sigma) / batch.
+    samples, mean gradient g_p and weight w_p = n_p / batch. ``part_square`` is ``sum_p w_p |g_p|^2``, ``square`` is
+    ``|g|^2`` of g = sum_p w_p g_p. For ANY sizes of the parts, with G the true gradient and Sigma the covariance of one
+    sample's:
+    ``E part_square = |G|^2 + parts tr(Sigma) / batch`` and ``E square = |G|^2 + tr(Sigma) / batch``.
     """
 
     batch: int

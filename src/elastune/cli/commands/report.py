@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -10,11 +11,15 @@ import typer
 
 from elastune.cli import options
 from elastune.cli.groups import flatten
-from elastune.cli.output import FAILED, OK, print_json, print_lines, print_result
+from elastune.cli.output import FAILED, OK, print_error, print_json, print_lines, print_result
 from elastune.core import notation
 from elastune.core.errors import UserError
 from elastune.core.formatting import count, plain
+from elastune.core.journal.files import writer_of
+from elastune.core.notation import NAMED
 from elastune.core.settings import PriceFileSettings
+from elastune.runtime.job.output import JOURNAL
+from elastune.runtime.logger import check_loggers, logging_to
 from elastune.runtime.settings import read_prices
 from elastune.tuning.study.settings import TargetSettings
 
@@ -33,7 +38,12 @@ def report(
             help="For a run: only tell how often each sample was used. The exit code is 1 if any was not used once.",
         ),
     ] = False,
-    tensorboard: options.TensorBoard = False,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar=NAMED, help="Also log what OUT holds to csv, tensorboard, mlflow or wandb. See docs/trackers.md."
+        ),
+    ] = None,
     pick: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,7 +73,10 @@ def report(
     If an ensemble or a soup of a study was written with --out, --pick and --weights may also name training_s and
     parameters. Then they choose among single trials, soups and ensembles. See docs/ensembles.md.
     """
-    prices = read_prices(money)
+    prices, loggers = read_prices(money), check_loggers(log or ())
+    if loggers and writer_of(out / JOURNAL) is not None:
+        rule = "what a command still writes is logged by that command"
+        raise UserError(rule, out, "wait until it has ended, or begin it with --log")
     if ledger:
         return _ledger(out, json)
     from elastune.cli.results import PickOptions, result_of, with_money
@@ -74,24 +87,26 @@ def report(
     pick_options = PickOptions(targets, weighed, subset, None if goal.target is None else parse_target(goal.target))
     result = result_of(out, pick_options, across_changes=across_changes)
     page = write_report(out, across_changes=across_changes)
-    more: dict[str, object] = {}
-    if tensorboard:
-        from elastune.core.journal.files import read
-        from elastune.report.tensorboard import write_events
-        from elastune.runtime.job.output import JOURNAL
-
-        more["events"] = str(write_events(read(out / JOURNAL), out))
     if prices is not None:
         result = with_money(result, out, prices)
     images = sorted(str(path) for path in out.glob("*.png"))
-    print_result(result, as_json=json, report=str(page), images=images if json else None, **more)
-    return OK
+    print_result(result, as_json=json, report=str(page), images=images if json else None)
+    return _log(loggers, out)
+
+
+def _log(loggers: Sequence[str], out: Path) -> int:
+    """Log what is journaled in ``out`` and not logged yet. Returns the exit code."""
+    failures: list[str] = []
+    with logging_to(loggers, out, failures.append):
+        pass
+    for line in failures:
+        print_error(line)
+    return FAILED if failures else OK
 
 
 def _ledger(out: Path, as_json: bool) -> int:
     from elastune.core.journal.files import read
     from elastune.report.sample_ledger import ledger, lines
-    from elastune.runtime.job.output import JOURNAL
 
     sample_ledger = ledger(read(out / JOURNAL))
     if not sample_ledger.epochs:

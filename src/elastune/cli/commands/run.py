@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, chdir, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -41,15 +41,15 @@ from elastune.core.formatting import plain
 from elastune.core.mesh import Mesh
 from elastune.core.run import CommandLine, Elastic, ExecutionSettings, Place, Program, RunSpec
 from elastune.runtime.job.output import discard_refused, is_url
+from elastune.runtime.logger import check_loggers, logging_to
 from elastune.runtime.settings import RunSettings, read_prices
 
 if TYPE_CHECKING:
     from elastune.cli.chaos import Faults, Verdict
-    from elastune.cli.progress import Progress, RunTracker
-    from elastune.core.journal.records import Record, RunFailed
+    from elastune.cli.progress import RunTracker
+    from elastune.core.journal.records import RunFailed
     from elastune.runtime.clusters.base import Cluster
     from elastune.runtime.clusters.kind import ClusterRequest
-    from elastune.runtime.job.run import Observe
     from elastune.runtime.preemption import NoticeSource
     from elastune.runtime.spot import SpotWatch
 
@@ -138,7 +138,6 @@ def run(
     logging: LogOptions,
     command: CommandLine,
     arguments: options.Arguments = None,
-    tensorboard: options.TensorBoard = False,
     dry_run: options.DryRun = False,
     dashboard: options.Dashboard = False,
 ) -> int:
@@ -161,6 +160,7 @@ def run(
     from elastune.runtime.placement import from_environment
 
     logging.begin()
+    loggers = check_loggers(settings.log)
     place = from_environment(os.environ)
     chosen, cluster = faults.choose(execution_options.mode, place), settings.request(print_error)
     if place is not None and not settings.local:
@@ -182,7 +182,7 @@ def run(
         if dry_run:
             return OK if place.rank else _dry_run(spec, "launcher", as_json=output.json)
         with page_beside(out, dashboard and place.rank == 0):
-            return _run_static(spec, place, output.json, tensorboard, prices, command)
+            return _run_static(spec, place, output.json, loggers, prices, command)
     adopts, tracker = _checked(spec)
     if dry_run:
         return _dry_run(spec, str(settings.cluster), as_json=output.json)
@@ -190,7 +190,7 @@ def run(
         if opened_cluster is not None and settings.changes and execution_options.mesh is None and opened_cluster.free:
             begin = min(spec.elastic.high or spec.execution.workers, opened_cluster.free)
             spec = replace(spec, execution=execution_on(begin))
-        return _run_local(spec, tracker, output.json, chosen, sources, tensorboard, opened_cluster, prices, command)
+        return _run_local(spec, tracker, output.json, chosen, sources, loggers, opened_cluster, prices, command)
 
 
 def check_launched(settings: RunSettings, place: Place) -> None:
@@ -280,7 +280,7 @@ def _run_local(
     as_json: bool,
     faults: Faults,
     notices: list[NoticeSource],
-    tensorboard: bool,
+    loggers: Sequence[str],
     cluster: Cluster | None,
     prices: Prices | None,
     command: CommandLine,
@@ -290,9 +290,17 @@ def _run_local(
 
     injector = faults.injector(spec, tracker.epochs)
     noticed = False
-    with Progress(tracker) as progress, _observing(spec, progress, tensorboard) as observe:
+    progress = Progress(tracker)
+    with logging_to(loggers, spec.out, progress.say), progress:
         try:
-            run_job(spec, cluster=cluster, observe=observe, notices=notices, injector=injector, command=command)
+            run_job(
+                spec,
+                cluster=cluster,
+                observe=progress.observe,
+                notices=notices,
+                injector=injector,
+                command=command,
+            )
         except JobFailed as failed:  # the journal holds the reason, too
             noticed = failed.noticed
         finally:
@@ -303,7 +311,7 @@ def _run_local(
 
 
 def _run_static(
-    spec: RunSpec, place: Place, as_json: bool, tensorboard: bool, prices: Prices | None, command: CommandLine
+    spec: RunSpec, place: Place, as_json: bool, loggers: Sequence[str], prices: Prices | None, command: CommandLine
 ) -> int:
     """Be one worker; rank 0 also shows progress and prints the result. Returns the exit code."""
     from elastune.cli.progress import Progress
@@ -316,26 +324,10 @@ def _run_static(
         if isinstance(end, RunFailed):
             return WRONG if end.reason == "user_error" else FAILED
         return OK
-    with Progress(_tracker(spec)) as progress, _observing(spec, progress, tensorboard) as observe:
-        run_here(spec, place, observe, command)
+    progress = Progress(_tracker(spec))
+    with logging_to(loggers, spec.out, progress.say), progress:
+        run_here(spec, place, progress.observe, command)
     return _print_outcome(spec.out, as_json, prices=prices)
-
-
-@contextmanager
-def _observing(spec: RunSpec, progress: Progress, tensorboard: bool) -> Iterator[Observe]:
-    """Yield the observer of every record: the progress display and, if wanted, TensorBoard event files."""
-    if not tensorboard:
-        yield progress.observe
-        return
-    from elastune.report.tensorboard import EventFiles
-
-    with EventFiles(spec.out) as events:
-
-        def observe(record: Record) -> None:
-            progress.observe(record)
-            events.observe(record)
-
-        yield observe
 
 
 def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:

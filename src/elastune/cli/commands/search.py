@@ -11,6 +11,7 @@ from elastune.cli.groups import CommandOptions, FastExecution, LogOptions, Outpu
 from elastune.cli.output import OK, print_error, print_result, stopped_code
 from elastune.core.errors import UserError
 from elastune.core.run import CommandLine
+from elastune.runtime.logger import check_loggers, logging_to
 from elastune.tuning.study.request import frontier_request, study_request
 from elastune.tuning.study.settings import FrontierSettings, StudySettings
 
@@ -50,6 +51,7 @@ def tune(
     from elastune.tuning.study.run import tune as run_study
 
     logging.begin()
+    loggers = check_loggers(settings.log)
     cluster, file = settings.request(print_error), command_options.source(file)
     out = output.choose(settings.out, file, "tune", resume=settings.resume)
     low, high = settings.trial_workers or (None, None)
@@ -63,7 +65,8 @@ def tune(
         plan = checked_study(request, cluster=cluster).plan
         return print_dry_run(of_study(plan, str(settings.cluster)), as_json=output.json)
     before = earlier_entries(out, request.resume)
-    with page_beside(out, dashboard), Progress(StudyTracker(request.trials, request.budget_s, before)) as progress:
+    progress = Progress(StudyTracker(request.trials, request.budget_s, before))
+    with page_beside(out, dashboard), logging_to(loggers, out, progress.say), progress:
         run_study(request, cluster=cluster, observe=progress.observe)
     return print_study(out, output.json)
 
@@ -109,6 +112,7 @@ def frontier(
     from elastune.tuning.frontier.find_frontier import frontier as find_frontier
 
     logging.begin()
+    loggers = check_loggers(settings.log)
     cluster, file = settings.request(print_error), command_options.source(file)
     out = output.choose(settings.out, file, "frontier", resume=settings.resume)
     execution = execution_options.on(None, local=settings.local)
@@ -118,7 +122,8 @@ def frontier(
         plan = checked(request, cluster)[0]
         return print_dry_run(of_frontier(plan, str(settings.cluster)), as_json=output.json)
     before = earlier_entries(out, request.resume)
-    with page_beside(out, dashboard), Progress(StudyTracker(None, request.budget_s, before)) as progress:
+    progress = Progress(StudyTracker(None, request.budget_s, before))
+    with page_beside(out, dashboard), logging_to(loggers, out, progress.say), progress:
         find_frontier(request, cluster=cluster, observe=progress.observe)
     return print_study(out, output.json)
 

@@ -175,7 +175,13 @@ class TrialSummary:
                 changes |= {"state": "over", "finished": finished, "seconds": seconds, "worker_seconds": used_s}
             case _:
                 return self
-        return replace(self, **changes)
+        return self._with(changes)
+
+    def _with(self, changes: dict[str, Any]) -> TrialSummary:
+        """As ``replace``, which takes a third of the time of reading a long journal."""
+        changed = object.__new__(TrialSummary)
+        changed.__dict__.update(self.__dict__, **changes)
+        return changed
 
 
 class TrialTable:
@@ -235,6 +241,15 @@ class TrialTable:
     def spans(self) -> tuple[AllocationSpan, ...]:
         """Every span of time in which a trial ran with unchanged workers, in the order they ended."""
         return (*self._spans.done, *self._spans.open_until(self.seconds))
+
+    def spans_from(self, first: int) -> tuple[list[AllocationSpan], list[AllocationSpan]]:
+        """Return the spans that have ended from number ``first`` on, and those that go on."""
+        return self._spans.done[first:], self._spans.open_until(self.seconds)
+
+    @property
+    def spans_ended(self) -> int:
+        """How many spans have ended."""
+        return len(self._spans.done)
 
     def of(self, state: State) -> list[int]:
         """Return the numbers of the trials in that state, in the order they were started."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import field
+from importlib import import_module
 from typing import Any, Literal
 
 from pydantic import ConfigDict, model_validator
@@ -378,6 +379,12 @@ class FrontierFound:
     def command(self) -> str:
         """The command that trains the pick."""
         return self.answer.command
+
+    def _repr_html_(self) -> str | None:
+        try:  # the room of reports comes later; without its packages a notebook shows the text
+            return str(import_module("elastune.report.notebook").of_frontier(self))
+        except ImportError:
+            return None
 
     @model_validator(mode="before")
     @classmethod

@@ -117,10 +117,19 @@ def log_record(logger: logging.Logger | logging.LoggerAdapter[logging.Logger], r
     """Log a record of the journal: its kind and its fields that are not empty. Membership events log themselves."""
     level = LEVELS_OF_RECORDS.get(record.kind, logging.DEBUG)
     if logger.isEnabledFor(level) and record.kind != "membership_event":
-        values = {each.name: getattr(record, each.name) for each in fields(record) if each.name != "kind"}
+        logger.log(level, "%s %s", record.kind, _FilledFields(record))
+
+
+@dataclass(frozen=True)
+class _FilledFields:
+    """The fields of a record that are not empty, as text. It is made where a handler writes it, and nowhere else."""
+
+    record: Any
+
+    def __str__(self) -> str:
+        values = {each.name: getattr(self.record, each.name) for each in fields(self.record) if each.name != "kind"}
         filled = {name: value for name, value in values.items() if value is not None and value not in ("", [], (), {})}
-        text = " ".join(f"{name}={cut(printable(str(value)), LONGEST_VALUE)}" for name, value in filled.items())
-        logger.log(level, "%s %s", record.kind, text)
+        return " ".join(f"{name}={cut(printable(str(value)), LONGEST_VALUE)}" for name, value in filled.items())
 
 
 def logged(name: str, notify: Callable[[str], None]) -> Callable[[str], None]:

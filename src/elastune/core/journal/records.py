@@ -44,7 +44,9 @@ from elastune.core.journal.frontier_records import (
 from elastune.core.journal.run_records import (
     LONGEST_DETAIL,
     Adopted,
+    ChangePart,
     ChangesAccepted,
+    ChangeTimed,
     Checkpointed,
     CheckpointFailed,
     ConnectionsRefused,
@@ -119,6 +121,8 @@ __all__ = [
     "AssetMade",
     "AssetMember",
     "AssetPart",
+    "ChangePart",
+    "ChangeTimed",
     "ChangesAccepted",
     "CheckpointFailed",
     "Checkpointed",
@@ -224,6 +228,7 @@ Record = Annotated[
     | StepsCompleted
     | StepsPlanned
     | Regrouped
+    | ChangeTimed
     | Measured
     | NotMeasured
     | Decided

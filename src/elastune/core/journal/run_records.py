@@ -114,6 +114,7 @@ class RunStarted:
         command: The command line that began it; None: a Python program began it.
         source: The digests of its program (``train.program.source``); empty: not known.
         arguments: The program's own command line.
+        defaults: The program's own config, of which ``config`` has the changed values.
         format: The format of the journal.
     """
 
@@ -135,6 +136,7 @@ class RunStarted:
     command: CommandLine | None = None
     source: dict[str, dict[str, str]] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
+    defaults: dict[str, Any] = field(default_factory=dict)
     format: Format = JOURNAL_FORMAT
     kind: Literal["run_started"] = "run_started"
 
@@ -392,6 +394,36 @@ class Regrouped:
     discarded: Count
     mesh: str = ""
     kind: Literal["regrouped"] = "regrouped"
+
+
+ChangePart = Literal[
+    "noticed", "view known", "old group left", "connected", "compared", "state in place", "formed anew", "first step"
+]
+
+
+@dataclass(frozen=True, config=_RULES)
+class ChangeTimed:
+    """What a worker did between its last step before a change of workers and its first one after it.
+
+    Every worker that trained before and after the change sends one, by its own clock.
+
+    Attributes:
+        version: The number of the view.
+        worker: The number of the worker.
+        step: The first step in the view.
+        parts_ms: Milliseconds that each part took, in order. ``noticed``: until the worker notices that its group is
+            broken, or reaches the step boundary of a planned change. ``view known``: until the coordinator's view
+            arrives. ``old group left``: until no operation of the old group runs. ``connected``: until the new group
+            has formed. ``compared``: until all members know how far each is. ``state in place``: until results and
+            state have moved. ``formed anew``: the same again, where a newer view came meanwhile. ``first step``: until
+            the sum of the first step is here.
+    """
+
+    version: Count
+    worker: Count
+    step: Count
+    parts_ms: dict[ChangePart, float]
+    kind: Literal["change_timed"] = "change_timed"
 
 
 @dataclass(frozen=True, config=_RULES)

@@ -4,6 +4,7 @@ import { act, actButton, duration, el, number, say } from "./dom.js";
 
 const LOGS_MS = 5000;
 const MOST_METRICS = 6;
+const PARTS = { compute_s: ["computes", COLORS[0]], data_s: ["data", COLORS[5]], reduce_s: ["communicates", COLORS[4]], wait_s: ["waits", COLORS[1]] };
 const MOST_SIGNALS = 6;
 
 export function runPage(page, folder, readOnly) {
@@ -11,6 +12,8 @@ export function runPage(page, folder, readOnly) {
   const keep = (name, node) => (nodes[name] = node);
   const said = keep("said", el("p", { class: "note said", role: "status" }));
   const charts = new Map();
+  const curves = new Map();
+  let head = {};
 
   page.replaceChildren(
     el("header", {},
@@ -19,7 +22,7 @@ export function runPage(page, folder, readOnly) {
     el("main", {},
       keep("charts", el("div", { class: "panels two" })),
       el("section", {}, el("h2", {}, "What happened"), keep("events", el("div"))),
-      el("section", {}, el("h2", {}, "Samples and steps by worker"), keep("ledger", el("div"))),
+      el("section", { class: "tables" }, el("h2", {}, "Ledger of samples"), keep("sofar", el("div")), keep("ledger", el("div"))),
       el("section", {}, el("h2", {}, "Logs"), keep("logs", el("div")))));
 
   function controls() {
@@ -40,7 +43,16 @@ export function runPage(page, folder, readOnly) {
     return charts.get(name);
   }
 
-  function change(head) {
+  function change(event) {
+    const { curves: changed, ...more } = event;
+    if (event.fresh) { curves.clear(); head = {}; }
+    head = { ...head, ...more };
+    for (const [name, [stay, points]] of Object.entries(changed || {})) curves.set(name, [...(curves.get(name) || []).slice(0, stay), ...points]);
+    const named = (kind) => Object.fromEntries([...curves].filter(([name]) => name.startsWith(`${kind} `)).map(([name, points]) => [name.slice(kind.length + 1), points]));
+    draw({ ...head, metrics: named("metric"), signals: named("signal"), batch: curves.get("batch") || [], lr: curves.get("lr") || [], workers: curves.get("workers") || [] });
+  }
+
+  function draw(head) {
     const program = head.program.split("/").pop() || head.name;
     say(nodes.title, head.best ? `${program}: ${head.best}` : program);
     document.title = `${head.running ? "● " : ""}${program}`;
@@ -55,6 +67,7 @@ export function runPage(page, folder, readOnly) {
       tile("Training time", duration(now.seconds), `${duration(head.seconds)} by the clock${now.checkpoint === null ? "" : `; checkpoint of step ${number(now.checkpoint)}`}`));
     drawCharts(head);
     drawTables(head);
+    if (checked < 0) ledger();
   }
 
   const line = (name, points, color, more = {}) => ({ name: escaped(name), mode: points.length < 40 ? "lines+markers" : "lines", x: points.map((p) => p[0]), y: points.map((p) => p[1]), line: { color }, ...more });
@@ -67,8 +80,9 @@ export function runPage(page, folder, readOnly) {
     const first = signals.filter(([name]) => name === "loss" || name.includes("noise"));
     for (const [name, points] of first) drawSignal(name, points, head);
     drawWorkers(head);
+    drawParts(head);
     if (head.worker_steps.length) drawSteps(head);
-    for (const [name, points] of signals.filter((each) => !first.includes(each)).slice(0, MOST_SIGNALS)) drawSignal(name, points, head);
+    for (const [name, points] of signals.filter((each) => !first.includes(each) && !(each[0] in PARTS)).slice(0, MOST_SIGNALS)) drawSignal(name, points, head);
     if (head.lr.length) {
       chart("lr", "Learning rate", { x: "step", y: "learning rate" }).draw(() => ({ traces: [line("learning rate", head.lr, COLORS[3])], layout: { yaxis: { rangemode: "tozero" } } }));
     }
@@ -99,8 +113,18 @@ export function runPage(page, folder, readOnly) {
     });
   }
 
+  /** What a step's time is spent on, as the performance monitor measures it while the run goes on. */
+  function drawParts(head) {
+    const parts = Object.entries(PARTS).filter(([name]) => head.signals[name]);
+    if (!parts.length) return;
+    chart("parts", "Where a step's time goes, as it runs", { x: "step", y: "milliseconds" }).draw(() => ({
+      traces: parts.map(([name, [words, color]]) => ({ name: words, mode: "lines", stackgroup: "step", line: { width: 0.5, color }, fillcolor: color, x: head.signals[name].map((p) => p[0]), y: head.signals[name].map((p) => (p[1] === null ? null : 1e3 * p[1])) })),
+      layout: { yaxis: { rangemode: "tozero" } },
+    }));
+  }
+
   function drawSteps(head) {
-    chart("steps", "Where a step's time goes", { x: "worker", y: "milliseconds" }).draw(() => {
+    chart("steps", "Where a step's time went, by worker", { x: "worker", y: "milliseconds" }).draw(() => {
       const names = head.worker_steps.map((each) => String(each[0]));
       const bar = (name, values, color, base) => ({ type: "bar", name, x: names, y: values, base, marker: { color } });
       const compute = head.worker_steps.map((each) => 1e3 * each[2]);
@@ -127,6 +151,17 @@ export function runPage(page, folder, readOnly) {
     nodes.logs.replaceChildren(...(found.length ? found.map((log, i) => el("details", { open: opened.has(log.name) || (i === 0 && !nodes.logs.querySelector("details")) }, el("summary", {}, log.name), el("pre", { class: "log" }, log.text))) : [el("p", { class: "note" }, "No logs.")]));
   }
   logs();
-  const timer = setInterval(logs, LOGS_MS);
+  let checked = -1; // the step of the newest ledger
+  async function ledger() {
+    const step = head.now ? head.now.step : 0;
+    if (step === checked) return;
+    checked = step;
+    const answer = await fetch(`/api/ledger?folder=${encodeURIComponent(folder)}`).catch(() => null);
+    if (!answer || !answer.ok) { checked = -1; return; }
+    const { epochs, verdict } = await answer.json();
+    nodes.sofar.replaceChildren(el("p", { class: "note" }, `So far: ${verdict}.`),
+      epochs.length ? table("epochs", ["Epoch", "Used once", "Of", "Missed", "Repeated", "Left out"], epochs.map(([epoch, ...counts]) => [String(epoch), ...counts])) : "");
+  }
+  const timer = setInterval(() => { if (!document.hidden) { logs(); ledger(); } }, LOGS_MS);
   return { kind: "run", change, leave: () => clearInterval(timer) };
 }

@@ -2,26 +2,32 @@
 import { Chart, COLORS, QUIET, escaped } from "./charts.js";
 import { act, actButton, duration, el, number, say } from "./dom.js";
 
-const MOST_ROWS = 200;
+const MOST_ROWS = 50;
 const MOST_LANES = 64;
+const MOST_SPANS = 3000; // the newest: a strip of more is a grey area
 const LIVE = ["running", "paused"];
 const SHORT = ["calibrate", "throughput"]; // phases of a frontier that time a few steps
 
 export function studyPage(page, folder, readOnly) {
   const trials = new Map();
+  const spans = []; // who had which workers, as far as it has ended
+  let openSpans = [];
+  let growth = { x: [], y: [], worker_s: [] };
   let head = {};
   let sort = { key: "n", down: true };
   let filter = "";
   let mostRows = MOST_ROWS;
+  let weighs = false; // whether the importance of parameters is shown, for so many complete trials
+  let weighed = 0;
   let open = null; // the trial whose details are shown
   const nodes = {};
   const keep = (name, node) => (nodes[name] = node);
   const said = keep("said", el("p", { class: "note said", role: "status" }));
 
-  const chart = (name, title, options) => {
+  const chart = (name, title, options, ...below) => {
     const place = el("div", { class: "plot", id: `chart-${name}` });
     nodes[name] = new Chart(place, options);
-    return el("section", { class: "panel" }, el("h3", { class: "left" }, title), place);
+    return el("section", { class: "panel" }, el("h3", { class: "left" }, title), place, ...below);
   };
   const growthBy = keep("growthBy", el("select", { "aria-label": "x axis", onchange: () => drawGrowth() },
     el("option", { value: "x" }, "over time"), el("option", { value: "worker_s" }, "over worker-seconds")));
@@ -39,7 +45,7 @@ export function studyPage(page, folder, readOnly) {
       keep("answer", el("section", { hidden: true })),
       keep("cells", el("section", { hidden: true })),
       el("div", { class: "panels two" },
-        chart("front", "Front as it forms", { onpick: pick }),
+        chart("front", "Front as it forms", { onpick: pick }, keep("frontNote", el("p", { class: "note" }))),
         chart("history", "Every trial by the time it ended", { x: "time of the study (s)", onpick: pick }),
         el("section", { class: "panel" },
           el("h3", { class: "left" }, keep("growthTitle", el("span", {}, "Hypervolume")), " ", growthBy),
@@ -51,7 +57,9 @@ export function studyPage(page, folder, readOnly) {
           keep("filter", el("input", { type: "search", placeholder: "filter: state, setting, reason…", "aria-label": "Filter the trials", oninput: (event) => { filter = event.target.value.toLowerCase(); drawTable(); } })),
           keep("count", el("span", { class: "note" }))),
         el("div", { class: "scroll" }, keep("table", el("table", { id: "trials" }, el("thead"), el("tbody")))),
-        keep("more", el("button", { class: "act", type: "button", hidden: true, onclick: () => { mostRows += 1000; drawTable(); } }, "Show more"))),
+        keep("more", el("button", { class: "act", type: "button", hidden: true, onclick: () => { mostRows = 20 * mostRows; drawTable(); } }, "Show more"))),
+      el("section", {}, el("details", { ontoggle: (event) => { weighs = event.target.open; weigh(); } }, el("summary", {}, "What decides the objectives"),
+        keep("importance", el("div", { id: "importance" }, el("p", { class: "note" }, "It is computed…"))))),
       el("section", {}, el("details", {}, el("summary", {}, "What was asked"), keep("acts", el("div"))))));
 
   function controls() {
@@ -70,15 +78,36 @@ export function studyPage(page, folder, readOnly) {
   // -- what changed --
 
   function change(event) {
-    head = event;
-    if (event.fresh) trials.clear();
-    for (const row of event.rows) trials.set(row.n, row);
+    const { rows, spans: ended, open_spans: goingOn, growth: grown, ...more } = event;
+    if (event.fresh) { trials.clear(); spans.length = 0; growth = { x: [], y: [], worker_s: [] }; head = {}; }
+    head = { ...head, ...more };
+    for (const row of rows) trials.set(row.n, row);
+    spans.push(...ended);
+    if (spans.length > MOST_SPANS) spans.splice(0, spans.length - MOST_SPANS);
+    openSpans = goingOn;
+    growth = grown || growth;
     drawHead();
     drawTable();
     drawFront();
     drawHistory();
     drawGrowth();
     drawStrip();
+    weigh();
+  }
+
+  /** Asks how much each parameter decides, when somebody looks, and again after a tenth more trials. */
+  async function weigh() {
+    const complete = head.counts.complete || 0;
+    if (!weighs || (weighed && complete < 1.1 * weighed)) return;
+    weighed = Math.max(1, complete);
+    const answer = await fetch(`/api/importance?folder=${encodeURIComponent(folder)}`).catch(() => null);
+    if (!answer || !answer.ok) { weighed = 0; return; }
+    const found = (await answer.json()).importance;
+    nodes.importance.replaceChildren(...found.map((each) => el("div", {}, el("h3", {}, each.objective),
+      el("p", { class: "note" }, each.why_not || `By ${number(each.trials)} trials: how far a parameter's values among the best quarter differ from those among all (PED-ANOVA).`),
+      each.shares.length ? el("table", { class: "bars" }, el("tbody", {}, each.shares.map(([name, share]) => el("tr", {},
+        el("td", {}, name), el("td", { class: "bar" }, el("meter", { max: 1, value: share, "aria-label": name })), el("td", { class: "n" }, `${(100 * share).toFixed(1)} %`))))) : null)),
+    found.length ? "" : el("p", { class: "note" }, "No objectives."));
   }
 
   function drawHead() {
@@ -89,15 +118,15 @@ export function studyPage(page, folder, readOnly) {
     say(nodes.state, head.state);
     nodes.state.classList.toggle("open", head.running || head.state === "unfinished");
     const { budget } = head;
-    const tile = (name, used, asked, shown = number) => el("section", { class: "tile" }, el("h2", {}, name),
-      el("p", { class: "value" }, shown(used)), el("p", { class: "note" }, asked === null || asked === undefined ? "no bound" : `of ${shown(asked)}, ${shown(Math.max(0, asked - used))} left`),
+    const tile = (name, used, asked, shown = number, rest = "left") => el("section", { class: "tile" }, el("h2", {}, name),
+      el("p", { class: "value" }, shown(used)), el("p", { class: "note" }, asked === null || asked === undefined ? "no bound" : `of ${shown(asked)}, ${shown(Math.max(0, asked - used))} ${rest}`),
       asked ? el("progress", { max: asked, value: Math.min(used, asked) }) : null);
     const counts = Object.entries(head.counts).map(([state, n]) => `${n} ${state}`).join(", ");
     nodes.tiles.replaceChildren(
       tile("Trials", budget.trials.used, budget.trials.asked),
       tile("Time", budget.budget_s.used, budget.budget_s.asked, duration),
       tile("Worker-hours", budget.worker_hours.used, budget.worker_hours.asked),
-      tile("Workers busy", budget.workers.used, Array.isArray(budget.workers.asked) ? null : budget.workers.asked));
+      tile("Workers busy", budget.workers.used, Array.isArray(budget.workers.asked) ? null : budget.workers.asked, number, "free"));
     say(nodes.waits, `${counts || "No trial yet"}.${head.waits.length ? ` Waits for ${head.waits.join("; ")}.` : ""}`);
     for (const each of page.querySelectorAll(".limits")) each.hidden = head.kind === "frontier"; // it divides both when it begins
     drawActs();
@@ -130,7 +159,7 @@ export function studyPage(page, folder, readOnly) {
         el("thead", {}, el("tr", {}, ["Workers", "Phase", "Trials", "Running", ...names.map((name) => `mean ${name}`)].map((name) => el("th", { class: name === "Phase" ? "" : "n" }, name)))),
         el("tbody", {}, head.by_workers.map((cell) => el("tr", { class: cell.running ? "strong" : "" },
           el("td", { class: "n" }, number(cell.workers)), el("td", {}, cell.phase), el("td", { class: "n" }, number(cell.trials)), el("td", { class: "n" }, number(cell.running)),
-          names.map((name) => el("td", { class: "n" }, number(cell.values[name])))))))));
+          names.map((name) => el("td", { class: "n" }, `${number(cell.values[name])}${cell.intervals[name] ? ` (${cell.intervals[name].map(number).join(" to ")})` : ""}`))))))));
     }
   }
 
@@ -143,7 +172,7 @@ export function studyPage(page, folder, readOnly) {
     for (const row of trials.values()) for (const name of Object.keys(row.settings)) if (!settings.includes(name) && settings.length < 12) settings.push(name);
     return [
       { key: "n", name: "Trial", of: (row) => row.n, right: true },
-      { key: "state", name: "State", of: (row) => (row.parked ? "paused on request" : row.state) },
+      { key: "state", name: "State", of: (row) => (head.parked.includes(row.n) ? "paused on request" : row.state) },
       ...(readOnly ? [] : [{ key: "ask", name: "Ask", of: (row) => Number(LIVE.includes(row.state)) }]),
       ...objectives().map((name) => ({ key: `value ${name}`, name, of: (row) => row.values[name], right: true })),
       { key: "epoch", name: "Passes", of: (row) => row.epoch, right: true, shown: (row) => `${row.epoch}${row.epochs ? ` of ${row.epochs}` : ""}` },
@@ -226,6 +255,15 @@ export function studyPage(page, folder, readOnly) {
   const scale = (values) => (values.length > 2 && Math.min(...values) > 0 && Math.max(...values) > 100 * Math.min(...values) ? { type: "log", exponentformat: "power" } : { type: "linear" });
   const hover = (row) => escaped(`trial ${row.n}, ${row.state}: ${objectives().map((name) => `${name} ${number(row.values[name])}`).join(", ")}`);
 
+  /** The 95 % intervals of an objective, for Plotly; undefined where no error is known. */
+  function bars(rows, name) {
+    const ends = rows.map((row) => (head.intervals[row.n] || {})[name]);
+    if (!ends.some(Boolean)) return undefined;
+    return { type: "data", symmetric: false, color: COLORS[2], thickness: 1.5, width: 4,
+      array: ends.map((end, i) => (end ? Math.max(0, end[1] - rows[i].values[name]) : 0)),
+      arrayminus: ends.map((end, i) => (end ? Math.max(0, rows[i].values[name] - end[0]) : 0)) };
+  }
+
   function drawFront() {
     const [first, second] = objectives();
     if (!first) return;
@@ -233,6 +271,8 @@ export function studyPage(page, folder, readOnly) {
     const x = second || "seconds";
     nodes.front.options.x = second ? x : "training time (s)";
     nodes.front.options.y = y;
+    const known = Object.keys(head.intervals).length > 0;
+    say(nodes.frontNote, known ? "Bars: 95 % interval, over trials with equal settings, or of the share of test samples." : "");
     nodes.front.draw(() => {
       const front = new Set(head.front);
       const valued = [...trials.values()].filter((row) => !SHORT.includes(row.phase) && typeof row.values[y] === "number" && (second ? typeof row.values[x] === "number" : true));
@@ -243,7 +283,7 @@ export function studyPage(page, folder, readOnly) {
         group(valued.filter((row) => row.state === "complete" && !front.has(row.n)), "complete", { color: COLORS[0], size: 6, opacity: 0.6 }),
         group(valued.filter((row) => row.state === "paused"), "paused", { color: QUIET, size: 8, symbol: "line-ew-open", line: { width: 2 } }),
         group(valued.filter((row) => row.state === "running"), "running, so far", { color: COLORS[4], size: 9, symbol: "triangle-up" }),
-        { ...group(best, "front", { color: COLORS[2], size: 10, symbol: "diamond" }, second ? "lines+markers" : "markers"), line: { color: COLORS[2], width: 1, dash: "dot" } },
+        { ...group(best, "front", { color: COLORS[2], size: 10, symbol: "diamond" }, second ? "lines+markers" : "markers"), error_y: bars(best, y), ...(second ? { error_x: bars(best, x) } : {}), line: { color: COLORS[2], width: 1, dash: "dot" } },
       ].filter((trace) => trace.x.length), layout: { xaxis: scale(valued.map(at)), yaxis: scale(valued.map((row) => row.values[y])) } };
     });
   }
@@ -270,16 +310,15 @@ export function studyPage(page, folder, readOnly) {
     const by = growthBy.value;
     nodes.growth.options.x = by === "x" ? "time of the study (s)" : "worker-seconds";
     nodes.growth.options.y = names.length > 1 ? "hypervolume" : names[0] || "";
-    const { growth = { x: [], y: [], worker_s: [] } } = head;
-    nodes.growth.draw(() => ({ traces: [{ x: growth[by], y: growth.y, mode: "lines", line: { color: COLORS[2], shape: "hv" }, showlegend: false }] }));
+    nodes.growth.draw(() => ({ traces: [{ x: [...growth[by], by === "x" ? head.seconds : head.worker_s], y: [...growth.y, growth.y.at(-1)], mode: "lines", line: { color: COLORS[2], shape: "hv" }, showlegend: false }] }));
   }
 
   function drawStrip() {
     nodes.strip.draw(() => {
-      const spans = (head.spans || []).map(([trial, begin, end, workers, ended, why, pause]) => ({ trial, begin, end, workers, ended, why, pause })).sort((a, b) => a.begin - b.begin);
+      const shown = [...spans, ...openSpans].map(([trial, begin, end, workers, ended, why, pause]) => ({ trial, begin, end, workers, ended, why, pause })).sort((a, b) => a.begin - b.begin);
       const freeAt = []; // lane -> when it is free
       const bars = [];
-      for (const span of spans) {
+      for (const span of shown) {
         let left = span.workers;
         for (let lane = 0; left > 0 && lane < MOST_LANES; lane += 1) {
           if ((freeAt[lane] ?? -1) <= span.begin + 1e-6) { freeAt[lane] = span.end; bars.push({ ...span, lane }); left -= 1; }

@@ -31,7 +31,7 @@ from elastune.parallel.comm.backends import BackgroundForming
 from elastune.parallel.comm.group import Group, GroupBroken, drop
 from elastune.parallel.comm.process_groups import Comms, GroupFactory, drop_all, form_comms, form_levels, replicated
 
-# Forms the process groups of a worker's views; those of a scheduled view form while its members train.
+# Forms the process groups of a worker's views, while the worker still trains, or computes a step that is lost.
 #
 # After a loss the members go on at once with direct connections. The hierarchical levels by which sums travel form a
 # little later (``LateLevels``). ``MemberStore`` is their rendezvous, carried by the connection to the coordinator.
@@ -44,7 +44,7 @@ WAIT_LIMIT_S = 300.0  # for a value that another member publishes
 class ViewComms:
     """Forms a worker's process groups, for one view at a time. Any thread may call it.
 
-    The groups of a scheduled view form while its members still train in the view before.
+    The groups of a view form while its members still compute in the view before.
 
     Args:
         client: The connection to the coordinator, by which the members find each other.
@@ -63,8 +63,8 @@ class ViewComms:
         """A group of this worker alone."""
         return self._factory.form(self._store, "alone", 0, 1)
 
-    def view_scheduled(self, view: View) -> None:
-        """Begin to form the groups of ``view``, which was scheduled, if they can form while this worker trains."""
+    def view_installed(self, view: View) -> None:
+        """Begin to form the groups of ``view`` if they can form while this worker trains, or computes a lost step."""
         if self._forms_early(view):
             self.begin(view)
 
@@ -117,7 +117,7 @@ class ViewComms:
 
         Two active groups of NCCL may wait for each other, so only those of gloo do.
         """
-        return view.scheduled and self._client.worker in view.members and self._factory.backend == "gloo"
+        return self._client.worker in view.members and self._factory.backend == "gloo"
 
     def _form(self, view: View) -> Comms:
         superseded = partial(self._client.superseded, view.number)
@@ -275,7 +275,7 @@ class ElasticWorkerGroup(WorkerGroup):
         self._handover_group: Group | None = None  # in which state is being handed over
         self._levels: LateLevels | None = None
         self._dealing = LearnerAssignment()
-        client.on_break, client.on_scheduled, client.on_bye = self._break, self._forming.view_scheduled, self._abandon
+        client.on_break, client.on_scheduled, client.on_bye = self._break, self._forming.view_installed, self._abandon
         client.where = lambda: ", ".join(filter(None, [self.where(), self.left]))
 
     # -- becoming a member --------------------------------------------------------------------------------------------
@@ -417,6 +417,7 @@ class ElasticWorkerGroup(WorkerGroup):
         self._client.refuse_fork()
         if self._agreed is not None and not self.broken:
             view, self._agreed = self._agreed, None
+            self.interruption.mark("noticed")
             if self.worker not in view.members:
                 with suppress(GroupBroken):  # the others go on without this worker in any case
                     self._hand_over(view)
@@ -451,9 +452,12 @@ class ElasticWorkerGroup(WorkerGroup):
         """Meet the survivors in the next view. Raises ``Rewind`` if the broken operation cannot be repeated."""
         assert self._current is not None
         LOG.warning("an operation of view %d failed: %s", self._current.number, error)
+        self.interruption.mark("noticed")
         self.comms.abandon()
         self._client.broken(self._current.number, str(error))
-        return self._enter(self._await_after(self._current))
+        view = self._await_after(self._current)
+        self.interruption.mark("view known")
+        return self._enter(view)
 
     def restart(self, error: GroupBroken) -> None:
         self._log.lost = True
@@ -516,6 +520,7 @@ class ElasticWorkerGroup(WorkerGroup):
                 LOG.warning("view %d could not be formed: %s", view.number, error)
                 self._client.broken(view.number, str(error))
                 view = self._await_after(view)
+                self.interruption.mark("formed anew")
         served = served or self._log.served
         self._client.running(view.number, plan.step)
         LOG.info("in view %d as rank %d of %d, first step %d", view.number, self.rank, self.size, plan.step)
@@ -539,6 +544,7 @@ class ElasticWorkerGroup(WorkerGroup):
         if not view.scheduled:
             self._let_go()
         self._current, self._agreed = view, None
+        self.interruption.mark("old group left")
         self._dealing.entered(view)
         try:
             comms = self._forming.take(view)
@@ -546,6 +552,7 @@ class ElasticWorkerGroup(WorkerGroup):
             self._let_go()
             raise
         self.comms, last = comms, self.comms
+        self.interruption.mark("connected")
         if self._client.superseded(view.number):  # a newer view came meanwhile; nobody has abandoned this group yet
             comms.abandon()
         try:
@@ -553,6 +560,7 @@ class ElasticWorkerGroup(WorkerGroup):
             self._dealing.decided(plan.assignment_view)
         finally:
             let_go_of(last)  # for a planned view: only now have all members completed the last step before it
+        self.interruption.mark("compared")
         self.set_activity("handing over", self.owner.step)
         began_s = time.monotonic()
         self._log.exchange(self.group, self.owner, plan)
@@ -561,6 +569,7 @@ class ElasticWorkerGroup(WorkerGroup):
         self._log.lost = False
         completed = self._log.completed if plan.rewind_to is None else 0  # the count of all members from now on
         self._levels = self._forming.late_levels(view, comms.rank, completed)
+        self.interruption.mark("state in place")
         return plan
 
     def _move_state(self, view: View, comms: Comms, plan: RecoveryPlan) -> RecoveryPlan:
@@ -615,6 +624,8 @@ class ElasticWorkerGroup(WorkerGroup):
         """End what the main thread waits for: ``view`` takes effect at once. Called in the client's thread."""
         if self._current is None or view.number > self._current.number:
             self._abandon()
+            if self._current is not None:  # the main thread may be far from the reduction where it notices
+                self._forming.view_installed(view)
 
     def _abandon(self) -> None:
         self.comms.abandon()

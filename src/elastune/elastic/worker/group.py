@@ -23,6 +23,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from elastune.core.errors import UserError
+from elastune.core.journal.records import ChangePart
 from elastune.core.layout import Unrecoverable
 from elastune.core.mesh import Mesh
 from elastune.core.slots import cut
@@ -432,16 +433,35 @@ def connection_lost(error: BaseException) -> bool:
 
 
 class Interruption:
-    """Measures what a change of views costs: ``discarded`` steps, and the pause between two steps."""
+    """Measures what a change of views costs: ``discarded`` steps, and the pause between two steps, by its parts.
+
+    Attributes:
+        discarded: The steps that were begun and not completed.
+        parts_ms: The milliseconds of each part of the newest pause, in order; see ``ChangeTimed``.
+    """
 
     def __init__(self) -> None:
-        self.discarded = 0  # steps that were begun and not completed
+        self.discarded = 0
+        self.parts_ms: dict[ChangePart, float] = {}
         self._last: tuple[int, float] | None = None  # the newest completed step's view, and its time
+        self._marks: list[tuple[ChangePart, float]] = []
+
+    def mark(self, part: ChangePart) -> None:
+        """Note that ``part`` of a change, which began at the mark before, ends now."""
+        self._marks.append((part, time.monotonic()))
 
     def step_completed(self, view: int, now: float) -> float | None:
-        """Seconds since the step before this one, if that was under another view."""
+        """Seconds since the step before this one, if that was under another view. ``now``: of any clock."""
         before, self._last = self._last, (view, now)
-        return None if before is None or before[0] == view else now - before[1]
+        marks, self._marks = self._marks, []
+        if before is None or before[0] == view:
+            return None
+        self.parts_ms, pause_s = {}, now - before[1]
+        at = time.monotonic() - pause_s
+        for part, ended in (*marks, ("first step", at + pause_s)):
+            self.parts_ms[part] = round(self.parts_ms.get(part, 0.0) + 1000 * max(0.0, ended - at), 3)
+            at = max(at, ended)
+        return pause_s
 
 
 class LearnerAssignment:

@@ -111,7 +111,7 @@ class EncodedBucket(Bucket):
         self._chunk = -(-self._padded // pieces) * self._codec.multiple  # elements that each worker adds up
         self.begin()
 
-    def put(self, index: int, value: torch.Tensor | None) -> bool:
+    def put(self, index: int, value: torch.Tensor | None, *, owned: bool = False) -> bool:
         self._missing.remove(index)
         if value is None:
             self._views[index].zero_()

@@ -88,8 +88,8 @@ class ExactBucket(Bucket):
         self._sent: list[torch.Tensor] = []  # a library may read them until the step is over
         self.launched = False
 
-    def put(self, index: int, value: torch.Tensor | None) -> bool:
-        return self._slots.put(index, value)
+    def put(self, index: int, value: torch.Tensor | None, *, owned: bool = False) -> bool:
+        return self._slots.put(index, value, owned=owned)
 
     @property
     def slot_values(self) -> torch.Tensor:
@@ -181,11 +181,13 @@ class ExactBucket(Bucket):
             assert self._work is not None
             self._work.wait()
 
-    def _sums(self) -> torch.Tensor:
+    def give(self) -> dict[int, torch.Tensor]:
         if self._group.size > 1:
-            return super()._sums()
-        (total,) = self._slots.parts()
-        return total[: self._numel]
+            return super().give()
+        if self.norms is not None:
+            (total,) = self._slots.parts()
+            self.norms.of_sums(total[: self._numel])
+        return self._slots.total()
 
 
 class ExactReducer(Reducer[ExactBucket]):
@@ -241,13 +243,22 @@ class ExactReducer(Reducer[ExactBucket]):
 # --- a worker's slots -------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class _NodeSum:
+    """The sum of a node of the canonical tree: a tensor of each member; ``flat``: memory that some of them lie in."""
+
+    values: list[torch.Tensor]
+    flat: torch.Tensor | None
+
+
 class SlotSums:
     """One worker's slots, added up along the canonical tree while their values arrive.
 
-    Each slot is one flat vector, made of members that arrive in any order. The memory of added vectors is used again.
+    Each slot is made of members that arrive in any order. Members that nobody else uses are kept and added to as they
+    are. The others are copied into flat vectors, all members of a slot at once. The memory of these is used again.
 
     Args:
-        room: Makes an empty vector.
+        room: Makes an empty vector for one slot.
         views: Cuts a vector into its members.
     """
 
@@ -259,61 +270,111 @@ class SlotSums:
         self._pool: list[torch.Tensor] = []
         self._views_of: dict[int, Mapping[int, torch.Tensor]] = {}  # by data pointer: every slot needs them again
         self._in_use: list[torch.Tensor] = []  # go back to the pool when a step begins
-        self._missing: set[int] = set()
         self._members: tuple[int, ...] = ()
+        self._missing: set[int] = set()
+        self._zero: set[int] = set()
+        self._copied: dict[int, torch.Tensor] = {}
+        self._owned: dict[int, torch.Tensor] = {}
+        self._filled: torch.Tensor | None = None  # the current slot's vector, if it has been looked at
 
     def begin(self, run: range, num_slots: int, members: Sequence[int]) -> None:
         """A step begins, of which this worker has the slots ``run``; the rest of an earlier step is dropped."""
         self._pool.extend(self._in_use)
         self._in_use = []
         self._run = run
-        self._fold: Fold[torch.Tensor] = Fold(run, num_slots, self._merge)
+        self._fold: Fold[_NodeSum] = Fold(run, num_slots, self._merge)
         self._next_slot = run.start
-        self._slot_vector: torch.Tensor | None = None
         self._members = tuple(members)
-        self._missing = set(members)
-        self._views: Mapping[int, torch.Tensor] = {}
+        self._begin_slot()
 
     def forget(self) -> None:
         """Never use this memory again: a library may still write to it or read from it."""
         self._pool, self._in_use, self._views_of = [], [], {}
 
-    def put(self, member: int, value: torch.Tensor | None) -> bool:
-        """Member ``member`` of the current slot (None: zero), copied. True once the slot is complete."""
-        if self._slot_vector is None:
-            self._slot_vector = self._blank()
-            self._views = self._views_of[self._slot_vector.data_ptr()]
+    def put(self, member: int, value: torch.Tensor | None, *, owned: bool = False) -> bool:
+        """Bring member ``member`` of the current slot (None: zero). True once the slot is complete.
+
+        Args:
+            member: The place of the member.
+            value: Its values, which must stay as they are until the slot has ended.
+            owned: Nobody else reads or changes ``value`` any more, so that it need not be copied.
+        """
         self._missing.remove(member)
-        if value is None:
-            self._views[member].zero_()
-        else:
-            self._views[member].copy_(value)
+        if value is not None:
+            self._zero.remove(member)
+            (self._owned if owned else self._copied)[member] = value
         return not self._missing
 
     @property
     def slot_values(self) -> torch.Tensor:
-        """The current slot's vector, as far as its members have arrived."""
-        assert self._slot_vector is not None
-        return self._slot_vector
+        """The current slot's values, as far as they have arrived; flat. From then on none of these is owned."""
+        if self._filled is None:
+            self._filled = self._blank()
+        self._copied |= self._owned
+        self._owned = {}
+        self._copy_into(self._filled)
+        return self._filled
 
     def end_slot(self, slot: int) -> None:
         """Every member of ``slot`` has arrived; slots that were left out before it count as zero."""
-        assert self._slot_vector is not None
         assert not self._missing
         self._skip_to(slot)
-        self._fold.push(slot, self._slot_vector)
+        self._fold.push(slot, self._collect())
         self._next_slot = slot + self._run.step
-        self._slot_vector = None
-        self._missing = set(self._members)
+        self._begin_slot()
 
     def parts(self) -> list[torch.Tensor]:
-        """The sums of the maximal subtrees of this worker's slots, in order; after the last ``put``."""
+        """The sums of the maximal subtrees of this worker's slots, flat and in order; after the last ``put``."""
         self._skip_to(self._run.stop)
-        return [value for _, value in self._fold.parts]
+        return [self._flat(node) for _, node in self._fold.parts]
+
+    def total(self) -> dict[int, torch.Tensor]:
+        """The sum of each member, where this worker has all slots; after the last ``put``."""
+        self._skip_to(self._run.stop)
+        ((_, node),) = self._fold.parts
+        return dict(zip(self._members, node.values, strict=True))
+
+    def _begin_slot(self) -> None:
+        self._missing = set(self._members)
+        self._zero = set(self._members)  # until a value arrives
+        self._copied.clear()
+        self._owned = {}
+        self._filled = None
+
+    def _copy_into(self, flat: torch.Tensor) -> None:
+        """Copy what has arrived and is not owned, all at once."""
+        if self._copied:
+            views = self._views_of[flat.data_ptr()]
+            torch._foreach_copy_([views[member] for member in self._copied], [*self._copied.values()])
+            self._copied.clear()
+
+    def _collect(self) -> _NodeSum:
+        """The values of the current slot."""
+        if len(self._owned) == len(self._members):
+            return _NodeSum([self._owned[member] for member in self._members], None)
+        flat = self._blank() if self._filled is None else self._filled
+        views = self._views_of[flat.data_ptr()]
+        for member in self._zero:
+            views[member].zero_()
+        self._copy_into(flat)
+        return _NodeSum([self._owned.get(member, views[member]) for member in self._members], flat)
+
+    def _flat(self, node: _NodeSum) -> torch.Tensor:
+        """The sum ``node`` as one vector, from now on without tensors beside it."""
+        if node.flat is None:
+            node.flat = self._blank()
+        views = [*map(self._views_of[node.flat.data_ptr()].__getitem__, self._members)]
+        apart = [(view, value) for view, value in zip(views, node.values, strict=True) if value is not view]
+        if apart:
+            torch._foreach_copy_([view for view, _ in apart], [value for _, value in apart])
+        node.values = views
+        return node.flat
 
     def _skip_to(self, slot: int) -> None:
         for empty in range(self._next_slot, slot, self._run.step):
-            self._fold.push(empty, self._blank().zero_())
+            flat = self._blank().zero_()
+            views = self._views_of[flat.data_ptr()]
+            self._fold.push(empty, _NodeSum([views[member] for member in self._members], flat))
             self._next_slot = empty + self._run.step
 
     def _blank(self) -> torch.Tensor:
@@ -325,10 +386,16 @@ class SlotSums:
         self._in_use.append(blank)
         return blank
 
-    def _merge(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._in_use = [t for t in self._in_use if t is not b]
-        self._pool.append(b)
-        return a.add_(b)
+    def _merge(self, a: _NodeSum, b: _NodeSum) -> _NodeSum:
+        if all(value.is_contiguous() for value in (*a.values, *b.values)):
+            torch._foreach_add_(a.values, b.values)
+        else:
+            for value, other in zip(a.values, b.values, strict=True):
+                value.add_(other)
+        if b.flat is not None:
+            self._in_use = [t for t in self._in_use if t is not b.flat]
+            self._pool.append(b.flat)
+        return a
 
 
 def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

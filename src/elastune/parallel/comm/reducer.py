@@ -72,8 +72,11 @@ class Bucket(ABC):
         self._sets[self._turn] = self._room(self._group.wire)
 
     @abstractmethod
-    def put(self, index: int, value: torch.Tensor | None) -> bool:
-        """Member ``index`` of the current slot (None: zero). True once the slot is complete in this bucket."""
+    def put(self, index: int, value: torch.Tensor | None, *, owned: bool = False) -> bool:
+        """Member ``index`` of the current slot (None: zero). True once the slot is complete in this bucket.
+
+        ``value`` must stay as it is until then. ``owned``: nobody else will use it, so that it need not be copied.
+        """
 
     @property
     @abstractmethod
@@ -218,10 +221,13 @@ class Reducer(Generic[B]):
         """The squared norms of the newest sums."""
         return _total([bucket.norms.sums for bucket in self._buckets if bucket.norms is not None])
 
-    def put(self, index: int, value: torch.Tensor | None) -> None:
-        """Copy tensor ``index`` of the current slot; start the reduction of each bucket that becomes complete."""
+    def put(self, index: int, value: torch.Tensor | None, *, owned: bool = False) -> None:
+        """Take tensor ``index`` of the current slot; start the reduction of each bucket that becomes complete.
+
+        See ``Bucket.put``.
+        """
         bucket = self._bucket_of[index]
-        if bucket.put(index, value):
+        if bucket.put(index, value, owned=owned):
             if bucket.norms is not None:
                 bucket.norms.of_slot(bucket)
             bucket.end_slot(self._slot)
@@ -378,7 +384,7 @@ class FlatBucket(Bucket):
     def settle(self) -> bool:
         return self._relay is None or self._relay.settle()
 
-    def put(self, index: int, value: torch.Tensor | None) -> bool:
+    def put(self, index: int, value: torch.Tensor | None, *, owned: bool = False) -> bool:
         view = self._views[index]
         self._missing.remove(index)
         if value is None:

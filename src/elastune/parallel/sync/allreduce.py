@@ -97,11 +97,14 @@ class AllReduce(Sync):
 
     def _put(self, i: int, gradient: torch.Tensor | None) -> None:
         assert self._reducer is not None
+        owned = False
         if gradient is not None:
             self._used[i] = 1.0
             if gradient.is_sparse:
                 gradient = self._dense(gradient)
-        self._reducer.put(self._last - i, gradient)
+            # A graph of a GPU writes every pass's gradients to the same memory, so those are copied.
+            owned = gradient.device.type == "cpu"
+        self._reducer.put(self._last - i, None if gradient is None else gradient.detach(), owned=owned)
 
     @abstractmethod
     def _dense(self, gradient: torch.Tensor) -> torch.Tensor:

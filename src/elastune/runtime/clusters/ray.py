@@ -14,9 +14,10 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -148,6 +149,38 @@ def _signals_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def stay_in(folder: Path, limit_s: float = 0.0) -> None:
+    """Go back into the working directory ``folder`` if it was removed, and is there again.
+
+    Each Ray node unpacks a job's ``--working-dir`` anew. Nodes that are one machine do so in one place, so a later node
+    takes it from a job that runs.
+
+    Args:
+        folder: The directory.
+        limit_s: How long to wait for it.
+
+    Raises:
+        UserError: If it is still missing after ``limit_s``, unless that is 0.
+    """
+    until = time.monotonic() + limit_s
+    while True:
+        try:
+            os.getcwd()
+            return
+        except FileNotFoundError:
+            with suppress(OSError):
+                os.chdir(folder)
+                return
+        if time.monotonic() >= until:
+            break
+        time.sleep(LOOK_S)
+    if limit_s:
+        rule, fix = "the working directory must stay while a run goes on", "run it in a folder that stays"
+        raise UserError(rule, f"{folder} was removed", fix)
+
+
+LOOK_S = 0.05
+UNPACK_LIMIT_S = 10.0  # how long a node may take to unpack a job's working directory
 PATIENCE_S = 60  # how long an agent looks for its controller
 END_LIMIT_S = 5.0
 ASK_S = 120.0  # how long a call that asks for an agent's end waits
@@ -227,6 +260,7 @@ class Actors(Starter):
         self._ends: dict[str, str] = {}
         self._number = self._waiting = 0
         self._closed = False
+        self._folder = Path.cwd()
         for label, handle in ({} if kept is None else left_actors(self._ray, kept.name)).items():
             self._number = max(self._number, int(label.rpartition("-")[2]))
             self._actors[label] = self._start_actor(label, handle)
@@ -254,6 +288,7 @@ class Actors(Starter):
         return _Actor(handle, here, handle.end.remote(ASK_S))
 
     def look(self) -> dict[str, Phase]:
+        stay_in(self._folder)
         for label, actor in list(self._actors.items()):
             if not self._has(actor.end):
                 continue
@@ -374,7 +409,7 @@ class RayKind(ClusterKind):
         from elastune.runtime.agents.credentials import credentials
         from elastune.runtime.clusters.fleet import FleetCluster, FleetSize
 
-        leave = join_ray(self.address)
+        leave, working_folder = join_ray(self.address), Path.cwd()
         try:
             each = self._workers_each(room.most)
             address = address_of(access.interface) if access.interface else own_address()
@@ -402,7 +437,9 @@ class RayKind(ClusterKind):
         if left is not None:  # its agents may have no free room: adopt their workers first
             return cluster
         access.notify(f"waiting for actors with room for {room.workers} workers, {each} at each")
-        return cluster.gathered(room.workers, access.gather_s)
+        gathered = cluster.gathered(room.workers, access.gather_s)
+        stay_in(working_folder, UNPACK_LIMIT_S)
+        return gathered
 
     def _left(self, folder: Path, address: str, access: Access) -> ControllerAddress | None:
         """Return the earlier controller, if its agents will connect to this one. End agents that will not."""

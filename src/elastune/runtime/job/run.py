@@ -36,7 +36,7 @@ from elastune.core.journal.records import (
     StudyStarted,
     WarmStarted,
 )
-from elastune.core.run import CommandLine, Place, RunSpec
+from elastune.core.run import CommandLine, Config, Place, RunSpec
 from elastune.runtime.clusters.base import Cluster, ElasticHandle, Exited, Handle, LocalFiles, RunFiles, how_it_ended
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.fault_injection import Injector
@@ -122,8 +122,7 @@ def run_job(
     surviving = None if cluster is None else find_surviving_workers(spec)
     changed = accepted_changes(spec) if surviving is None else None
     spec = with_source(spec)
-    if surviving is None:
-        _check(spec)
+    defaults = _check(spec) if surviving is None else {}
     check_resumed(spec)
     with journal_in(spec.out, spec.resume) as journal, Interrupts() as interrupts, ExitStack() as stack:
 
@@ -137,8 +136,9 @@ def run_job(
         handle = None if cluster is None or surviving is None else adopted(spec, surviving, cluster)
         if handle is None:
             if surviving is not None:
-                _check(spec)
-            for record in _opening(spec, LocalFiles() if cluster is None else cluster.files, command, changed):
+                defaults = _check(spec)
+            files = LocalFiles() if cluster is None else cluster.files
+            for record in _opening(spec, defaults, files, command, changed):
                 keep(record)
         used_cluster = cluster or stack.enter_context(LocalCluster(capacity=spec.most_workers))
         handle = handle or used_cluster.start(spec)
@@ -198,7 +198,7 @@ def run_here(
     for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes)):
         plan.check_quorum(elastic=False)
     changed, spec = accepted_changes(spec), with_source(spec)
-    _check(spec)
+    defaults = _check(spec)
     check_resumed(spec)
     with _on_sigterm(asked), torch_settings_kept(), ExitStack() as stack:
         journal = stack.enter_context(journal_in(spec.out, spec.resume)) if place.rank == 0 else None
@@ -215,7 +215,7 @@ def run_here(
 
         if journal is not None:
             workers = {UNKNOWN: place.world}
-            for record in [*_opening(spec, LocalFiles(), command, changed), HostsHeld(workers, workers)]:
+            for record in [*_opening(spec, defaults, LocalFiles(), command, changed), HostsHeld(workers, workers)]:
                 keep(record)
         work(spec, place, keep, stop.is_set)
     return ends[-1]
@@ -468,14 +468,15 @@ def _remove_journal(path: Path, created: list[Path]) -> None:
             folder.rmdir()
 
 
-def _check(spec: RunSpec) -> None:
+def _check(spec: RunSpec) -> Config:
+    """The program's own config, after all checks."""
     from elastune.runtime.job.validation import check_run  # late: it imports torch
 
-    check_run(spec)
+    return check_run(spec)
 
 
 def _opening(
-    spec: RunSpec, files: RunFiles, command: CommandLine | None, changed: ChangesAccepted | None
+    spec: RunSpec, defaults: Config, files: RunFiles, command: CommandLine | None, changed: ChangesAccepted | None
 ) -> list[Record]:
     """The first records of a run's journal: its start, its accepted changes, and the samples trained before a resume.
 
@@ -501,6 +502,7 @@ def _opening(
         command=command,
         source=spec.source,
         arguments=list(spec.program.arguments),
+        defaults=dict(defaults),
     )
     accepted: list[Record] = [replace(changed, step=saved[-1])] if changed is not None and saved else []
     if spec.checked:

@@ -18,7 +18,7 @@ from elastune.core.errors import UserError
 from elastune.core.formatting import count
 from elastune.core.mesh import AXES, STAGED, MechanismName, Mesh
 from elastune.core.mesh_choice import MeshChoice
-from elastune.core.run import Adapt, ExecutionSettings, RunSpec, Schedule, check_schedule, check_strategy
+from elastune.core.run import Adapt, Config, ExecutionSettings, RunSpec, Schedule, check_schedule, check_strategy
 from elastune.core.slots import MOST_EXACT_WORKERS
 from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.mechanisms.registry import check_workers, mechanism_for
@@ -255,8 +255,11 @@ def _check_copies(execution: ExecutionSettings, most: int) -> None:
         raise UserError(rule, f"--copies {execution.copies}, {most} workers", "use fewer --copies or more workers")
 
 
-def check_run(spec: RunSpec) -> None:
-    """Raise ``UserError`` for settings, policies and monitors of a run that are wrong or contradict each other."""
+def check_run(spec: RunSpec) -> Config:
+    """Return the program's own config.
+
+    Raises ``UserError`` for settings, policies and monitors of a run that are wrong or contradict each other.
+    """
     check_execution(spec)
     if spec.start_from is not None and not spec.resume:
         check_source(spec.start_from.source)
@@ -264,3 +267,4 @@ def check_run(spec: RunSpec) -> None:
     override(program.config, spec.config, program.space)
     program.check(spec.config)
     check_adapt(spec.adapt, program, spec)
+    return program.config

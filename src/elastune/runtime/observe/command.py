@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
-import signal
 import subprocess
+import sys
 import tempfile
-import time
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from elastune.core.command import TrainingCommand, provided_values
 from elastune.core.errors import UserError
 from elastune.core.formatting import cut, printable
 from elastune.core.notation import duration_text
+from elastune.runtime import command_process
 from elastune.runtime.observe.differences import Difference, differences
 from elastune.runtime.observe.observations import ObservedCommand, read_observation
 from elastune.train.program.command import check_executable
@@ -26,8 +29,7 @@ HOOK = Path(__file__).parent / "hook"
 STEPS = 20
 TIME_S = 120.0
 GRACE_S = 5.0
-_LAST_OUTPUT = 65_536  # bytes of a failed command's output that are looked at
-_POLL_S = 0.05
+_LAST_OUTPUT = 65_536  # bytes of each output of a failed command that are looked at
 
 
 @dataclass(frozen=True)
@@ -104,20 +106,12 @@ def _observe(words: list[str], folder: Path, workers: int, steps: int, time_s: f
         "ELASTUNE_OBSERVE": str(folder),
         "ELASTUNE_OBSERVE_STEPS": str(steps),
     }
-    output = folder / "output"
-    with open(output, "wb") as file:
-        process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
-        )
-        try:
-            code = _ended(process, time_s)
-        finally:
-            _end_group(process)
+    code = _run(words, environment, folder, time_s)
     observation = read_observation(folder, ended=code is not None)
     if code is not None and code != 0:
         raise UserError(
             "the command must train before it can be checked",
-            f"{shlex.join(words)} ended with {code}: {_last_line(output)}",
+            f"{shlex.join(words)} ended with {code}: {_last_line(folder)}",
             "mend that first",
         )
     if not observation.processes or not observation.steps:
@@ -136,43 +130,60 @@ def _observe(words: list[str], folder: Path, workers: int, steps: int, time_s: f
     return observation
 
 
-def _ended(process: subprocess.Popen[bytes], time_s: float) -> int | None:
-    """The exit code; None if the command still ran after ``time_s``."""
-    until = time.monotonic() + time_s
-    while time.monotonic() < until:
-        code = process.poll()
-        if code is not None:
-            return code
-        time.sleep(_POLL_S)
-    return None
+def _run(words: list[str], environment: dict[str, str], folder: Path, time_s: float) -> int | None:
+    """Run the command and end all its processes. Return its exit code; None if it still ran after ``time_s``."""
+    request = {
+        "words": words,
+        "environment": {**environment, "ELASTUNE_METRICS": str(folder / "metrics.jsonl")},
+        "folder": str(folder),
+        "patterns": [],
+        "grace_s": GRACE_S,
+    }
+    beside = subprocess.Popen(
+        [sys.executable, "-I", "-S", command_process.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert beside.stdin is not None
+    assert beside.stdout is not None
+    orders, messages = beside.stdin, beside.stdout
+    orders.write(json.dumps(request).encode() + b"\n")
+    orders.flush()
+    late = threading.Event()
 
+    def stop() -> None:
+        late.set()
+        with suppress(OSError, ValueError):  # the command has just ended
+            orders.write(b"stop\n")
+            orders.flush()
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the command and all processes of its session: by SIGTERM, and after a while by SIGKILL."""
-    for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        until = time.monotonic() + wait_s
-        while time.monotonic() < until and _group_lives(process):
-            time.sleep(_POLL_S)
-    process.wait()
-
-
-def _group_lives(process: subprocess.Popen[bytes]) -> bool:
-    process.poll()  # a dead leader that nobody waited for is still in its group
+    timer = threading.Timer(time_s, stop)
+    timer.start()
+    last: dict[str, Any] = {}
     try:
-        os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        for line in messages:
+            last = json.loads(line)
+    finally:  # after Ctrl-C, the end of its input tells the process to end the command
+        timer.cancel()
+        timer.join()
+        with suppress(OSError):
+            orders.close()
+        messages.read()
+        messages.close()
+        beside.wait()
+    if "failed" in last:
+        raise UserError("the command must start", f"{shlex.join(words)}: {last['failed']}", "check its path")
+    return None if late.is_set() else int(last["ended"])
 
 
-def _last_line(output: Path) -> str:
-    with open(output, "rb") as file:
-        file.seek(max(0, output.stat().st_size - _LAST_OUTPUT))
-        text = file.read().decode(errors="replace")
+def _last_line(folder: Path) -> str:
+    text = ""
+    for name in ("stdout", "stderr"):
+        with open(folder / "logs" / f"{name}.log", "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_OUTPUT))
+            text += file.read().decode(errors="replace") + "\n"
     lines = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]  # no rules of a table
     errors = [line for line in lines if re.match(r"(\[rank\d+\]:?\s*)?[\w.]*(Error|Exception)\b", line)]
     return cut(printable((errors or lines or ["it printed nothing"])[-1]), 300)

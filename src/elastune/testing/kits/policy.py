@@ -345,7 +345,7 @@ class PolicyWorld:
     policy through the performance monitor, as in a run.
 
     Attributes:
-        variance, square: tr(Sigma) of one sample's gradient, and |G|^2.
+        variance, square: tr(Sigma) of one sample's gradient, and ``|G|^2``.
         jitter: The relative standard deviation of times and noise. About every 40th step also pauses.
         free: The most workers that there are.
         warm_steps: Steps until a new worker has joined.

@@ -56,6 +56,7 @@ from elastune.runtime.job.output import check_out
 from elastune.runtime.job.pool import Pool
 from elastune.runtime.job.preflight import is_checked
 from elastune.runtime.job.run import Observe, journal_in
+from elastune.runtime.logger import check_loggers, logging_to
 from elastune.train.machine import cores
 from elastune.tuning.frontier.budget import (
     LANE,
@@ -81,7 +82,7 @@ from elastune.tuning.search.front import nondominated
 from elastune.tuning.search.registry import make_schedule
 from elastune.tuning.search.schedule import FixedTrial, FixedTrials, Schedule
 from elastune.tuning.search.suggester import Suggester
-from elastune.tuning.study.api import Train, program_of, results_folder
+from elastune.tuning.study.api import Train, below_cell, program_of, results_folder
 from elastune.tuning.study.budget import Bounds
 from elastune.tuning.study.control.acts import StudyControl
 from elastune.tuning.study.control.requests import Inbox
@@ -127,10 +128,15 @@ def find_frontier(train: Train, settings: FrontierSettings) -> FrontierFound:
         >>> found = elastune.find_frontier(train, workers=(1, 2, 4), target=0.95, budget_s=90)
         >>> print(found.answer.sentence, found.command)
     """
-    program, cluster = program_of(train), settings.place(settings.grace_s, print_line)
+    program, cluster = program_of(train, cells=True), settings.place(settings.grace_s, print_line)
     request = frontier_request(settings, program, Path(), settings.execution or ExecutionSettings())
-    with results_folder(settings.out, program, "frontier", resume=settings.resume) as folder:
-        return frontier(replace(request, out=folder), cluster=cluster)
+    loggers = check_loggers(settings.log)
+    with (
+        results_folder(settings.out, train, program, "frontier", resume=settings.resume) as (folder, program),
+        logging_to(loggers, folder, print_line),
+        below_cell("study", None, request.budget_s) as observe,
+    ):
+        return frontier(replace(request, out=folder, program=program), cluster=cluster, observe=observe)
 
 
 def frontier(

@@ -244,6 +244,7 @@ ACQUISITIONS: dict[tuple[bool, bool, bool], Callable[..., BaseAcquisitionFunc]] 
     (True, True, True): qLogCEHVI,
 }
 """By: several objectives? constraints? running trials?"""
+DRAWN = 10  # trials that are drawn at random before the first fit; as in Optuna
 CANDIDATES = 512  # points where climbing may begin; Optuna's are 2,048
 STARTS = 6  # points where climbing does begin, the best trials included; Optuna's are 10
 FANTASIES = 64  # samples of what trials may reach, where there are several objectives; Optuna's are 128
@@ -263,7 +264,7 @@ class GaussianSampler(GPSampler):
     """
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed=seed, warn_independent_sampling=False)
+        super().__init__(seed=seed, n_startup_trials=DRAWN, warn_independent_sampling=False)
         self._n_local_search = STARTS
         self._tried: Floats | None = None  # points (n, d) of the trials that were begun
 

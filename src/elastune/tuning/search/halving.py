@@ -95,9 +95,14 @@ class SuccessiveHalving(Schedule):
     Args:
         objectives: Decide which values are better, and which grow with the passes (``Objective.clock``).
         halving: The options; None: the defaults.
+        resumes: Whether trials that it stops can go on later. If not, the best of the first trials at a rung goes on,
+            since nobody could promote it once others have come.
     """
 
-    def __init__(self, objectives: Sequence[Objective], halving: Halving | None = None) -> None:
+    def __init__(
+        self, objectives: Sequence[Objective], halving: Halving | None = None, *, resumes: bool = True
+    ) -> None:
+        self._least = 0 if resumes else 1
         self._halving = halving or Halving()
         self._signs = tuple(-1.0 if o.direction == "max" else 1.0 for o in objectives)
         self._extrapolator = Extrapolator([o.clock == "total" for o in objectives])
@@ -270,7 +275,7 @@ class SuccessiveHalving(Schedule):
         return passes[trial.bracket :]
 
     def _rung(self, trial: _Trial) -> Rung:
-        return self._rungs.setdefault((trial.bracket, trial.rung), Rung(self._halving.eta))
+        return self._rungs.setdefault((trial.bracket, trial.rung), Rung(self._halving.eta, self._least))
 
     def _emptiest(self) -> int:
         """The bracket furthest behind its share: with s rungs to pass, eta^s / (s+1) (Li et al. 2018, algorithm 1)."""

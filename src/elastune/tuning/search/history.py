@@ -74,6 +74,7 @@ class History:
         penalise: For samplers that ignore constraints: infeasible trials get the worst values instead of their own.
         reenact: For samplers that keep notes in the study: run them again when the study is rebuilt.
         scaled: For samplers that model values: each objective is on the scale that suits its known values.
+        lazy: Make the Optuna study when it is first needed: many trials are then taken over at once, and quickly.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class History:
         penalise: bool,
         reenact: bool,
         scaled: bool = False,
+        lazy: bool = False,
     ) -> None:
         self._objectives = objectives
         self._penalise = penalise
@@ -97,6 +99,7 @@ class History:
         self._keys = tuple(measured)
         self._worst: tuple[float, ...] | None = None
         self._begin()
+        self._stale = lazy
 
     def _begin(self) -> None:
         self._stale = False

@@ -281,13 +281,16 @@ def _points(entrants: Sequence[RungEntry]) -> Floats:
 class Rung:
     """The trials that reached a rung, in order, and those promoted from it. The best 1 of ``eta`` may go on.
 
+    ``least`` is how many may go on where fewer than ``eta`` trials have come.
+
     Ranking many trials by several objectives takes long. From the hundredth trial on, a ranking therefore waits until
     the rung has grown by 2 %.
     """
 
-    def __init__(self, eta: int) -> None:
+    def __init__(self, eta: int, least: int = 0) -> None:
         self.promoted: set[int] = set()
         self._eta = eta
+        self._least = least
         self._entrants: list[RungEntry] = []
         self._compared = 0
         self._best: frozenset[int] | None = None
@@ -307,5 +310,6 @@ class Rung:
     def best(self) -> frozenset[int]:
         """The best 1/eta of the compared trials."""
         if self._best is None:
-            self._best = frozenset(ranked(self._entrants[: self._compared], self._compared // self._eta))
+            count = max(self._least, self._compared // self._eta)
+            self._best = frozenset(ranked(self._entrants[: self._compared], count))
         return self._best

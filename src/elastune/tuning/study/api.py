@@ -8,19 +8,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.core.fields import keywords_of
-from elastune.core.journal.files import read
+from elastune.core.journal.files import atomic_write, read
 from elastune.core.journal.folds import RunMoney, money
 from elastune.core.journal.records import RunFailed, RunFinished
 from elastune.core.mesh_choice import settled
 from elastune.core.run import Elastic, ExecutionSettings, Place, Program, RunSpec
 from elastune.runtime.clusters.kind import CapacityRequest, opened
 from elastune.runtime.clusters.registry import print_line
-from elastune.runtime.job.output import JOURNAL, is_url, mirrored, next_folder
+from elastune.runtime.job.output import JOURNAL, check_out, is_url, mirrored, next_folder
 from elastune.runtime.job.preflight import examined_meanwhile, with_proof
 from elastune.runtime.job.resumption import (
     accepted_changes,
@@ -29,14 +30,16 @@ from elastune.runtime.job.resumption import (
     may_adopt,
     with_recorded,
 )
-from elastune.runtime.job.run import JobFailed, check_free, on_device, print_failure, run_here, run_job
+from elastune.runtime.job.run import JobFailed, Observe, check_free, on_device, print_failure, run_here, run_job
 from elastune.runtime.job.validation import check_adapt, spot_watch
+from elastune.runtime.logger import check_loggers, logging_to
 from elastune.runtime.placement import from_environment
 from elastune.runtime.settings import RunSettings, read_prices
+from elastune.train.program.cells import is_of_cell, module_of_cells
 from elastune.train.program.load import end_import, load_as_guest
 from elastune.train.program.space import Space
 from elastune.tuning.study.request import StudyRequest, study_request
-from elastune.tuning.study.results import Study
+from elastune.tuning.study.results import Study, html_of
 from elastune.tuning.study.resume import journaled_slots
 from elastune.tuning.study.run import tune as run_study
 from elastune.tuning.study.settings import StudySettings
@@ -50,21 +53,30 @@ class RunResult(RunFinished):
 
     Attributes:
         money: The cost, in units of the prices; None without prices.
+        out: The folder of the run.
     """
 
     money: RunMoney | None = None
+    out: Path = Path()
 
     @classmethod
-    def of(cls, finished: RunFinished, money: RunMoney | None) -> RunResult:
-        """Join the last record ``finished`` and the cost ``money``."""
-        return cls(**{field.name: getattr(finished, field.name) for field in fields(finished)}, money=money)
+    def of(cls, finished: RunFinished, money: RunMoney | None, out: Path) -> RunResult:
+        """Join the last record ``finished``, the cost ``money`` and the folder."""
+        return cls(**{field.name: getattr(finished, field.name) for field in fields(finished)}, money=money, out=out)
+
+    def _repr_html_(self) -> str | None:
+        return html_of("of_run", self.out)
 
 
-def program_of(train: Train) -> Program:
+def program_of(train: Train, *, cells: bool = False) -> Program:
     """Return the file and the name by which workers import ``train``.
 
     Its arguments are those of this process if the file is its script. The function does not return to a file that is
     imported for a training: see ``end_import``.
+
+    Args:
+        train: The training function.
+        cells: It may be of a notebook: ``results_folder`` then makes its file.
 
     Raises:
         UserError: For a function that no file defines at its top level.
@@ -73,8 +85,13 @@ def program_of(train: Train) -> Program:
     file = inspect.getsourcefile(train) if inspect.isfunction(train) else None
     name = getattr(train, "__qualname__", str(train))
     rule = "workers must be able to import the training function"
+    if isinstance(train, (str, Path)):
+        fix = f"'from {Path(train).stem} import train', and give that; the command line takes files"
+        raise UserError(rule, f"the file {train}", fix)
     if "." in name or name == "<lambda>" or not inspect.isfunction(train):
         raise UserError(rule, name, "write it as a plain 'def' at the top level of a .py file")
+    if cells and is_of_cell(train):
+        return Program(Path(f"{name}.py"), name)
     if file is None or not Path(file).is_file():
         fix = f"write it to a file, such as train.py, and 'from train import {name}'"
         raise UserError(rule, f"{name}, which was typed at a prompt or in a notebook", fix)
@@ -108,14 +125,15 @@ def run(train: Train, settings: RunSettings) -> RunResult:
         >>> elastune.run(train, {"lr": 0.1}, workers=4).metrics
     """
     program, prices = (
-        program_of(train),
+        program_of(train, cells=True),
         read_prices(settings, settings.price_per_worker_hour, kinds_known=settings.kinds_known),
     )
     place, cluster = from_environment(os.environ), settings.place(settings.grace_s, print_line)
+    loggers = check_loggers(settings.log)
     if place is not None and (settings.out is None or is_url(str(settings.out))):
         fix = "give out=..., the same for all"
         raise UserError("workers of a launcher need one folder", settings.out or "no out", fix)
-    with results_folder(settings.out, program, "run", resume=settings.resume) as folder:
+    with results_folder(settings.out, train, program, "run", resume=settings.resume) as (folder, program):
         spec = with_proof(_spec(settings, program, folder, place), unchecked=settings.unchecked)
         adopts = may_adopt(spec)
         if not adopts:
@@ -127,17 +145,24 @@ def run(train: Train, settings: RunSettings) -> RunResult:
             check_adapt(spec.adapt, loaded, spec)
             spot = spot_watch(spec, loaded)
         if place is not None:
-            end = run_here(spec, on_device(place, spec.execution.device, os.environ), print_failure)
+            with logging_to(loggers if place.rank == 0 else (), folder, print_line):
+                end = run_here(spec, on_device(place, spec.execution.device, os.environ), print_failure)
             if isinstance(end, RunFailed):
                 raise JobFailed(end)
             priced = prices if place.rank == 0 else None
-            return RunResult.of(end, None if priced is None else money(read(folder / JOURNAL), priced))
+            return RunResult.of(end, None if priced is None else money(read(folder / JOURNAL), priced), folder)
         check_free(folder, settings.resume)
         fewest = spec.elastic.low if settings.changes else spec.execution.workers
         room = CapacityRequest(folder, fewest, spec.most_workers, grace_s=settings.grace_s, adopts=adopts, spot=spot)
-        with opened(cluster, room) as opened_cluster:
-            finished = run_job(spec, cluster=opened_cluster)
-        return RunResult.of(finished, None if prices is None else money(read(folder / JOURNAL), prices))
+        with (
+            opened(cluster, room) as opened_cluster,
+            logging_to(loggers, folder, print_line),
+            below_cell("run", spec.epochs, spec.max_steps) as observe,
+        ):
+            finished = run_job(spec, cluster=opened_cluster, observe=observe)
+        if finished.stopped == "requested":
+            print_line(f'stopped on request; go on with resume=True, out="{folder}"')
+        return RunResult.of(finished, None if prices is None else money(read(folder / JOURNAL), prices), folder)
 
 
 def _spec(settings: RunSettings, program: Program, folder: Path, place: Place | None) -> RunSpec:
@@ -188,11 +213,15 @@ def tune(train: Train, space: Space, settings: StudySettings) -> Study:
         >>> study.front()
         >>> study.pick(accuracy=0.98).command
     """
-    program = program_of(train)
-    cluster = settings.place(settings.grace_s, print_line)
-    with results_folder(settings.out, program, "tune", resume=settings.resume) as folder:
+    program = program_of(train, cells=True)
+    cluster, loggers = settings.place(settings.grace_s, print_line), check_loggers(settings.log)
+    with results_folder(settings.out, train, program, "tune", resume=settings.resume) as (folder, program):
         request = study_request(settings, program, folder, _trial_execution(settings, folder))
-        return run_study(request, space=space, cluster=cluster)
+        with (
+            logging_to(loggers, folder, print_line),
+            below_cell("study", request.trials, request.budget_s) as observe,
+        ):
+            return run_study(request, space=space, cluster=cluster, observe=observe)
 
 
 def _trial_execution(settings: StudySettings, folder: Path) -> ExecutionSettings:
@@ -205,8 +234,50 @@ def _trial_execution(settings: StudySettings, folder: Path) -> ExecutionSettings
 
 
 @contextmanager
-def results_folder(out: str | Path | None, program: Program, command: str, *, resume: bool) -> Iterator[Path]:
-    """Yield the folder for results. When the block ends, the results are in ``out``, also if that is a URL."""
+def below_cell(kind: str, *bounds: float | None) -> Iterator[Observe | None]:
+    """In a notebook, show progress below the cell, in place of what was shown before; elsewhere yield None.
+
+    Args:
+        kind: "run" or "study".
+        bounds: What ends it: epochs and steps, or trials and seconds.
+    """
+    python = sys.modules.get("IPython")
+    if python is None or getattr(python.get_ipython(), "kernel", None) is None:
+        yield None
+        return
+    with import_module("elastune.cli.progress").below_cell(kind, *bounds) as observe:
+        yield observe
+
+
+@contextmanager
+def results_folder(
+    out: str | Path | None, train: Train, program: Program, command: str, *, resume: bool
+) -> Iterator[tuple[Path, Program]]:
+    """Yield the folder for results and the program. When the block ends, the results are in ``out``, also if that is a
+    URL. The program of a function of a notebook is a module in that folder.
+
+    Raises:
+        UserError: For a folder that cannot be had, and for a notebook's function that workers could not import.
+    """
+    text = module_of_cells(train) if is_of_cell(train) else ""
+    with _folder(out, program, command, resume=resume) as folder:
+        if not text:
+            yield folder, program
+            return
+        check_out(folder, resume)
+        path = folder.absolute() / program.path
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, text.encode())
+        try:
+            yield folder, replace(program, path=path)
+        except UserError:
+            if not (folder / JOURNAL).exists():
+                path.unlink(missing_ok=True)  # release_unused removes the folder
+            raise
+
+
+@contextmanager
+def _folder(out: str | Path | None, program: Program, command: str, *, resume: bool) -> Iterator[Path]:
     if out is None:
         if resume:
             raise UserError("resume needs to know what to go on with", "no out", "give out=... of the earlier call")

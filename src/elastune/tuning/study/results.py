@@ -85,6 +85,13 @@ class Picked:
     caveat: str = ""
 
 
+class Front(list[Trial]):
+    """The trials of a front. A notebook shows them as a table."""
+
+    def _repr_html_(self) -> str | None:
+        return html_of("of_front", self) if self else None
+
+
 @dataclass(frozen=True)
 class Study:
     """The result of a study, as ``elastune.tune`` returns it: its trials, their front, and the trials to choose.
@@ -197,6 +204,9 @@ class Study:
             accepted=tuple(entry for entry in entries if isinstance(entry.record, ChangesAccepted)),
         )
 
+    def _repr_html_(self) -> str | None:
+        return html_of("of_study", self)
+
     @property
     def complete(self) -> list[Trial]:
         """The trials that have a value for every objective, break no constraint, and began since the last change."""
@@ -214,14 +224,14 @@ class Study:
         """The objectives without those that are ``proportional`` to another one."""
         return tuple(each for each in self.objectives if each.name not in self.proportional)
 
-    def front(self) -> list[Trial]:
+    def front(self) -> Front:
         """Return the complete trials that no other trial dominates, the best in the first objective first."""
         done = self.complete
         if not done:
-            return []
+            return Front()
         points = oriented([t.values for t in done], self.objectives)
         best = [t for t, keep in zip(done, nondominated(points), strict=True) if keep]
-        return sorted(best, key=lambda t: tuple(oriented(t.values, self.objectives)))
+        return Front(sorted(best, key=lambda t: tuple(oriented(t.values, self.objectives))))
 
     def subset(self, k: int) -> list[Trial]:
         """Return at most ``k`` trials of the front that together cover the most hypervolume.
@@ -415,6 +425,17 @@ class Study:
             if name in frame:
                 frame[name] = pandas.to_datetime(frame[name], unit="s", utc=True)
         return frame
+
+
+def html_of(kind: str, result: object) -> str | None:
+    """What a notebook shows of ``result``: by a function of ``report.notebook``, which comes after this room.
+
+    None, for which notebooks show the text, where the journal or a package of reports is missing.
+    """
+    try:
+        return getattr(import_module("elastune.report.notebook"), kind)(result) or None
+    except (ImportError, OSError, UserError):
+        return None
 
 
 def _reuse(module: str) -> Any:

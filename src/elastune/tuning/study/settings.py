@@ -17,6 +17,7 @@ from elastune.core.notation import BOUNDS, COUNTS, MESHES, NAMED, SIZE, TIME, du
 from elastune.core.run import ExecutionSettings
 from elastune.core.settings import (
     CheckpointSettings,
+    LoggerSettings,
     MonitorSettings,
     OutSettings,
     PriceFileSettings,
@@ -197,7 +198,7 @@ class CommonSettings(WaitSettings, ResumeSettings, CheckpointSettings, ProofSett
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlaceSettings(PriceFileSettings, ClusterSettings, OutSettings):
+class PlaceSettings(PriceFileSettings, ClusterSettings, LoggerSettings, OutSettings):
     """Where results and workers are, and what workers cost. A request has these in another form."""
 
 

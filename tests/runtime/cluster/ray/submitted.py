@@ -29,12 +29,10 @@ HEAD = ["--head", "--num-cpus=0", "--include-dashboard=true", f"--dashboard-port
 def start(folder: Path, *options: str) -> None:
     """A node of the Ray here; the first one is the head.
 
-    A node unpacks a job's working directory itself, over what lies there. As nodes of one machine have one folder for
-    that, which would take the head's from under its job, each of the others sees one of its own there.
+    Each node unpacks the job's working directory over what lies there. As nodes of one machine have one folder for
+    that, the directory of the job is removed while it runs.
     """
-    unpacked = Path(os.environ["RAY_TMPDIR"]) / "ray" / "session_latest" / "runtime_resources"
-    own = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{unpacked.resolve()}" && exec "$@"', "sh"]
-    command = [*(own if unpacked.exists() else ()), *RAY, "start", *options]
+    command = [*RAY, "start", *options]
     with (folder / "ray").open("ab") as said:
         subprocess.run(command, check=True, stdout=said, stderr=said)
 

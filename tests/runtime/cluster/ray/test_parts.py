@@ -18,7 +18,7 @@ from elastune.elastic.wire.contact import challenge, new_nonce
 from elastune.runtime.clusters import ray_actor as actor
 from elastune.runtime.clusters.fleet import check_no_controller, read_controller_address, write_controller_address
 from elastune.runtime.clusters.kind import Access
-from elastune.runtime.clusters.ray import INSTALL, RayKind, WorkerShape, usual_room
+from elastune.runtime.clusters.ray import INSTALL, RayKind, WorkerShape, stay_in, usual_room
 from elastune.runtime.clusters.ray_actor import AgentActor, AgentEnd, run_agent
 from elastune.runtime.clusters.registry import parse_cluster
 
@@ -83,6 +83,25 @@ def test_without_ray_a_line_tells_how_to_install_it(
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["run", PROGRAM, "--cluster", "ray"]) == 2
     assert f"needs the package ray (got it is not installed): {INSTALL}" in capsys.readouterr().err
+
+
+def test_a_controller_goes_back_into_a_folder_that_was_unpacked_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PWD", str(folder))
+    stay_in(folder, 0.01)
+    folder.rmdir()
+    stay_in(folder)  # a node may be unpacking it
+    with pytest.raises(UserError, match=f"got {folder} was removed"):
+        stay_in(folder, 0.01)
+    assert main(["run", "train.py", "--out", "out"]) == 2
+    assert f"must exist (got {folder} was removed): go into" in capsys.readouterr().err
+    folder.mkdir()
+    stay_in(folder)
+    assert Path.cwd() == folder
 
 
 @pytest.mark.soak
