@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import optuna
-from optuna.samplers import BaseSampler, GPSampler, TPESampler
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, TPESampler
 
 from elastune.core.journal.records import TrialFinished
 from elastune.train.program.space import Space
@@ -23,6 +23,7 @@ from elastune.tuning.search.suggester import Suggester
 RAW: Mapping[str, Callable[[int], BaseSampler]] = {
     "optuna-tpe": lambda seed: TPESampler(seed=seed),
     "optuna-gp": lambda seed: GPSampler(seed=seed),
+    "optuna-nsga2": lambda seed: NSGAIISampler(seed=seed),
 }
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.common.verdicts import goes_to, judged, markdown, reached_at
+from benchmarks.common.verdicts import goes_to, judged, markdown, ranks, reached_at
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 REACHED = {
@@ -54,6 +54,20 @@ def test_a_verdict_is_told_as_a_table() -> None:
         "- never behind by more than 0.01 in the median of an instance: met",
         "- ahead of the best other by 0.03 in the mean over instances: met",
     ]
+
+
+def test_ranks_are_means_over_instances_of_the_seeds_that_all_have() -> None:
+    reached = {
+        "a": {"one": {0: 0.9, 1: 0.8, 2: 0.0}, "two": {0: 0.8, 1: 0.9}, "three": {0: 0.7, 1: 0.7}},
+        "b": {"one": {5: 0.9}, "two": {5: 0.5}, "three": {5: 0.5}},
+        "c": {"one": {0: 0.5}, "two": {1: 0.5}, "three": {0: 0.1}},
+    }
+    assert ranks(reached) == {
+        "one": {"mean": 1.25, "low": 1.0, "high": 1.5},
+        "two": {"mean": 2.0, "low": 1.5, "high": 2.5},
+        "three": {"mean": 2.75, "low": 2.5, "high": 3.0},
+    }
+    assert ranks({"c": reached["c"]}) == {}
 
 
 def test_only_rows_that_go_so_far_are_compared() -> None:
