@@ -56,6 +56,7 @@ def serve(
         raise UserError("a page needs an address", f"{options.host}:{options.port}: {error}", fix) from None
     options = replace(options, port=listening.getsockname()[1])
     shown = f"[{options.host}]" if ":" in options.host else options.host
+
     class Server(uvicorn.Server):
         """Its own loop wakes ten times a second: nearly all that a page costs while nothing happens."""
 

@@ -316,7 +316,6 @@ class FollowedStudy:
             for (phase, workers), lives in sorted(cells.items(), key=lambda item: (item[0][1], item[0][0]))
         ]
 
-
     def _intervals_of_mean(self, lives: list[TrialSummary]) -> dict[str, list[float]]:
         """By objective, the 95 % interval of the mean of trials that differ by seed alone."""
         if len({_settings_of(life) for life in lives}) > 1:
