@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from elastune.core.journal.records import (
     ProposalAsked,
     Record,
     Reported,
+    RunFinished,
     RunStarted,
+    StepsCompleted,
     StudyFinished,
     TrialFinished,
     TrialPaused,
@@ -80,6 +84,40 @@ def test_what_it_waits_for_and_what_was_asked() -> None:
     assert head["state"] == "ended: 100 trials"
     assert [act["outcome"] for act in head["acts"]] == ["", "stopped"]
     assert {row["n"]: row["reason"] for row in view.news(0)["rows"]}[1] == "stopped"
+
+
+def test_the_front_has_intervals_where_an_error_is_known() -> None:
+    run = RunFinished("sha", 1, 10, 100, 5.0, {"accuracy": 0.9}, evaluated_on={"accuracy": 100})
+    alone = replace(complete(2, 0.9, 1.0), run=run)
+    twice = [begun(0, lr=0.1), begun(1, lr=0.1), complete(0, 0.94, 2.0), complete(1, 0.96, 3.0)]
+    view = seen(*twice, begun(2, lr=0.2), alone, begun(3, lr=0.3), complete(3, 0.5, 0.5))
+    head = view.head(running=True)
+    assert head["front"] == [0, 1, 2, 3]
+    low, high = head["intervals"][2]["accuracy"]
+    assert (round(low, 3), round(high, 3)) == (0.826, 0.945), "Wilson's interval of 90 of 100"
+    assert head["intervals"][0] == head["intervals"][1], "of the mean of both"
+    assert head["intervals"][0]["accuracy"][0] < 0.95 < head["intervals"][0]["accuracy"][1]
+    assert 3 not in head["intervals"], "nothing is known of its error"
+
+
+def test_the_same_settings_are_on_the_front_whatever_the_order() -> None:
+    rng = random.Random(0)
+    points = [(rng.randrange(20) / 20, float(rng.randrange(20))) for _ in range(200)]
+    view = seen(*(begun(n) for n in range(200)), *(complete(n, *points[n]) for n in range(200)))
+    dominated = {n for n, (a, s) in enumerate(points) if any(b >= a and t <= s and (b, t) != (a, s) for b, t in points)}
+    assert view.head(running=True)["front"] == [n for n in range(200) if n not in dominated]
+    assert view.news(0)["growth"]["y"] == sorted(view.news(0)["growth"]["y"])
+
+
+def test_a_run_has_its_ledger_so_far() -> None:
+    view = FollowedRun()
+    steps = [StepsCompleted(w, 1, 2, 0, 32 * at, 32 * at + 32, 100, at + 1, at + 1) for at in range(3) for w in (0, 1)]
+    for record in (RunStarted("p.py", {}, 0, {"workers": 2}), *steps):
+        view.observe(Entry(1.0, record))
+    assert view.ledger() == {
+        "epochs": [[1, 96, 100, 0, 0, 0]],
+        "verdict": "96 samples in 3 steps, each seen once",
+    }
 
 
 def test_a_trial_has_its_curves() -> None:
