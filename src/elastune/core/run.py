@@ -23,6 +23,7 @@ from elastune.core.fields import COMMON, Notation, check_types, documented, sett
 from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.slots import Mode
 from elastune.core.sync_plan import MOST_STEP, SyncPlan, SyncSchedule
+from elastune.core.verification import VerifyPlan
 
 # The weights that a training begins with.
 
@@ -438,6 +439,7 @@ class RunSpec:
         accept_changes: Go on from a checkpoint with another program or other data.
         proves: Prove in the first step that several slots train as one pass a batch.
         checked: ``elastune check`` has found nothing in the program.
+        verify: How often slots are computed by a second worker, too; None: never.
     """
 
     program: Program
@@ -467,6 +469,7 @@ class RunSpec:
     accept_changes: bool = False
     proves: bool = False
     checked: bool = False
+    verify: VerifyPlan | None = None
 
     @property
     def shares_batches(self) -> bool:

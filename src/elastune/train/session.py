@@ -59,8 +59,9 @@ from elastune.train.program.loops import refuse_counted_slots
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, Progress, StepMemory, StepTimes
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
-from elastune.train.step import Phase, StepTransaction, TrainingLoop, reevaluates_loss
+from elastune.train.step import DIGESTS_FROM, Phase, StepTransaction, TrainingLoop, reevaluates_loss
 from elastune.train.training_state import HeldSettings, TrainingState
+from elastune.train.verification import Verification
 
 T = TypeVar("T")
 LONGEST_WHY = 300  # characters of session.stop's reason
@@ -114,12 +115,16 @@ class TrainingParts:
         )
         self.tracked = Tracked()
         self.streams = StreamPositions(workers, spec.execution.num_slots, progress, send, lambda: self.state.trained)
-        saved = self.log, self.collectives, self.tracked, self.streams
+        settle, forget = lambda: self.state.abandon(), lambda step: self.state.forget(step)
+        verification = Verification(spec, workers, progress, device, send, settle, forget, DIGESTS_FROM)
+        saved = [self.log, self.collectives, self.tracked, self.streams]
+        saved += [verification] if verification.on else []
         self.state = state = RunState(spec, config, workers, progress, transaction, self.adapter, send, parts=saved)
         state.collectives = self.collectives
         self.divergence = DivergenceWatch(spec.divergence, progress)
         step_parts = spec, workers, progress, transaction, self.log, state, self.adapter, self.divergence, device
-        self.loop = TrainingLoop(*step_parts, send=send, stop_requested=stop_requested, warming_up=warm_up)
+        options = {"send": send, "stop_requested": stop_requested, "warming_up": warm_up}
+        self.loop = TrainingLoop(*step_parts, verification, **options)
         self.evaluations = Evaluations(workers, state, transaction, device, spec.seed)
         self.out_folder = OutFolder.at(spec.out)
         rewound = snapshot is not None

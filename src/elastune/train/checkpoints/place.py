@@ -87,6 +87,10 @@ class CheckpointStorage(Protocol):
         """The step of the run's newest checkpoint; None if there is none, or this worker cannot know."""
         ...
 
+    def forget(self, step: int) -> None:
+        """Remove the checkpoints after ``step``, as far as this worker can."""
+        ...
+
     def note(self, at: Path, number: int, share: Contribution | None, why: str = "") -> None:
         """Note for the worker that publishes what writer ``number`` has written, or ``why`` it has no room.
 
@@ -173,6 +177,11 @@ class SharedStorage:
     def newest(self) -> int | None:
         steps = checkpoints.complete(self._out / "checkpoints")
         return checkpoints.step_of(steps[-1]) if steps else None
+
+    def forget(self, step: int) -> None:
+        for path in checkpoints.complete(self._out / "checkpoints"):
+            if checkpoints.step_of(path) > step:
+                shutil.rmtree(path, ignore_errors=True)
 
     def note(self, at: Path, number: int, share: Contribution | None, why: str = "") -> None:
         with checkpoints.writing(at):

@@ -341,6 +341,10 @@ class RunState:
         """Let the thread that writes a checkpoint end: this worker leaves the run, or goes back."""
         self._folder.abandon()
 
+    def forget(self, step: int) -> None:
+        """Remove the checkpoints after ``step``: a worker that computes wrong had a part in them."""
+        self._folder.forget(step)
+
     def reduced(self, sync: Sync) -> None:
         """Take in the workers' sums of a step."""
         if self._progress.memory.due:
