@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from elastune.core.errors import UserError
+from elastune.core.fields import Notation
 
 OPTION = "--verify"
 NOTATION = "every=STEPS[,slots=N]"
@@ -22,6 +23,15 @@ ROLES = 3  # the worker that has the slot, a second one, and a third one that de
 _CHUNKS, _BITS = 4, 16  # numbers below 2**16 are exact in single precision, and in bf16's sums on the wire
 PLACE = 1 + _CHUNKS  # the numbers of one digest: 1, and its four parts
 _PAIR = re.compile(r"(every|slots)=([0-9]{1,7})")
+
+
+def _check(text: str, _option: str) -> str:
+    VerifyPlan.parse(text)
+    return text
+
+
+VERIFY = Notation(NOTATION, _check, lambda text: text)
+"""How a command line writes the plan."""
 
 
 @dataclass(frozen=True)

@@ -294,6 +294,7 @@ class ElasticRun(ElasticHandle):
         if self.record_filter.is_new(sent.record):
             self._queue.put(Message(sent.worker, sent.record))
             if isinstance(sent.record, WorkerWrong):
+                self._processes.mark(sent.record.worker, spare=len(self._facts.running) > self.low)
                 self._judge(End(sent.record.worker, sent.record.why, lost=True))
 
     def _judge(self, event: ForController) -> None:
@@ -521,6 +522,11 @@ class RunProcesses:
     def end(self, workers: Collection[int], why: str = "") -> None:
         """Kill the processes of ``workers``. A number that is not in ``known`` has no process, and is ignored."""
         self._launcher.end([self._bootstraps[worker] for worker in workers if worker in self._bootstraps], why)
+
+    def mark(self, worker: int, *, spare: bool) -> None:
+        """Use the place of ``worker`` no more. Without ``spare`` workers the run could not go on: it is used again."""
+        if spare and worker in self._bootstraps:
+            self._launcher.mark(self._bootstraps[worker])
 
     def late(self, state: Membership) -> list[ProcessEnded]:
         """Return an end, once, for each worker that has not connected within ``START_LIMIT_S``."""

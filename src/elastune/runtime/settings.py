@@ -30,6 +30,7 @@ from elastune.core.settings import (
     Settings,
     SyncSettings,
     TrainingSettings,
+    VerifySettings,
     WaitSettings,
     WeightSettings,
 )
@@ -184,6 +185,7 @@ class RunSettings(
     OutSettings,
     MonitorSettings,
     ProofSettings,
+    VerifySettings,
     TrainingSettings,
 ):
     """The settings of a run: the options of ``elastune run``, and the keywords of ``elastune.run``.
@@ -300,4 +302,5 @@ class RunSettings(
             adapt=Adapt(tuple(self.policies), tuple(self.monitors)),
             divergence=Divergence(check_factor(self.divergence)),
             accept_changes=self.accept_changes,
+            verify=self.verify_plan,
         )

@@ -115,12 +115,11 @@ class TrainingParts:
         )
         self.tracked = Tracked()
         self.streams = StreamPositions(workers, spec.execution.num_slots, progress, send, lambda: self.state.trained)
-        settle, forget = lambda: self.state.abandon(), lambda step: self.state.forget(step)
-        verification = Verification(spec, workers, progress, device, send, settle, forget, DIGESTS_FROM)
+        verification = Verification(spec, workers, progress, device, send, lambda: self.state, DIGESTS_FROM)
         saved = [self.log, self.collectives, self.tracked, self.streams]
         saved += [verification] if verification.on else []
         self.state = state = RunState(spec, config, workers, progress, transaction, self.adapter, send, parts=saved)
-        state.collectives = self.collectives
+        state.collectives, state.spoil = self.collectives, verification.corruptions.sent
         self.divergence = DivergenceWatch(spec.divergence, progress)
         step_parts = spec, workers, progress, transaction, self.log, state, self.adapter, self.divergence, device
         options = {"send": send, "stop_requested": stop_requested, "warming_up": warm_up}

@@ -36,10 +36,12 @@ from elastune.core.verification import (
     judge,
     odd_one_out,
 )
+from elastune.elastic.wire.transport import host_name
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.mechanisms.base import Ready
 from elastune.parallel.mechanisms.owned.placement import digest
 from elastune.parallel.sync.base import Sync
+from elastune.train.checkpoints.run_state import RunState
 from elastune.train.corruption import Corruptions
 from elastune.train.data.source import StepPlan
 from elastune.train.progress import Progress
@@ -72,8 +74,7 @@ class Verification:
         progress: How far the run is.
         device: This worker's device.
         send: Takes records for the journal.
-        settle: Lets threads end that write a checkpoint.
-        forget: Removes the checkpoints after a step.
+        state: Returns the run's state, which has its checkpoints.
         first: The place of the digests in a control vector.
 
     Attributes:
@@ -90,13 +91,15 @@ class Verification:
         progress: Progress,
         device: torch.device,
         send: Callable[[Record], None],
-        settle: Callable[[], None],
-        forget: Callable[[int], None],
+        state: Callable[[], RunState],
         first: int,
     ) -> None:
         self._spec, self._workers, self._progress, self._device = spec, workers, progress, device
-        self._send, self._settle, self._forget, self._first = send, settle, forget, first
+        self._send, self._state, self._first = send, state, first
         self._plan: VerifyPlan | None = spec.verify
+        if self._plan is not None and spec.spool is not None:
+            rule = "with --verify workers share the folder of checkpoints, to which training may go back"
+            raise UserError(rule, "a folder of each host's own", "use a cluster without folder=local")
         self.corruptions = Corruptions()
         self.redoing: BatchSlice | None = None
         self._verified: dict[int, int] = {}  # by worker, the newest step in which it was found right
@@ -253,6 +256,7 @@ class Verification:
                 if len(computed) > 1:
                     self._slots += 1
                     self._verified |= {worker: step for worker, _ in computed}
+                    self._state().spare(self.known_good)
                 continue
             if doubt is None:
                 self._doubt = _Doubt(step, self._workers.view, check, computed)
@@ -292,8 +296,8 @@ class Verification:
 
     def _told(self, leaves: Sequence[int]) -> dict[int, dict[str, Any]]:
         """By worker, what only it knows. Before that each lets a thread end that writes a checkpoint."""
-        self._settle()
-        row = json.dumps({"leaves": list(leaves), "device": str(self._device)}).encode()
+        self._state().abandon()
+        row = json.dumps({"leaves": list(leaves), "device": str(self._device), "host": host_name()}).encode()
         return dict(
             zip(
                 self._workers.members,
@@ -316,8 +320,7 @@ class Verification:
             self._plan = None
             self._send(VerificationEnded(step, leaf, verdict.words))
             return
-        hosts, rank = workers.comms.hosts, workers.members.index(verdict.worker)
-        good = self._verified.get(verdict.worker, 0)
+        good, row = self._verified.get(verdict.worker, 0), rows.get(verdict.worker, {})
         why = verdict.words if slot is not None else f"worker {verdict.worker} holds other {STATE} than all others"
         self._send(
             WorkerWrong(
@@ -327,18 +330,15 @@ class Verification:
                 leaf=leaf,
                 digests=[(worker, f"{number:016x}") for worker, number in computed],
                 always=verdict.always,
-                host=hosts[rank] if rank < len(hosts) else "",
-                device=str(rows.get(verdict.worker, {}).get("device", "")),
+                host=str(row.get("host", "")),
+                device=str(row.get("device", "")),
                 good_step=good,
                 why=why,
             )
         )
         if workers.worker == verdict.worker:
             _await_end()
-        if not workers.elastic:
-            rule = "a worker must compute what the others compute"
-            raise UserError(rule, why, f"start without the machine {hosts[rank] if hosts else ''} of rank {rank}")
-        self._forget(good)
+        self._state().forget(good)
         workers.go_back()
 
     def doubt_divergence(self, step: int) -> None:
@@ -353,7 +353,7 @@ class Verification:
             return
         self._told([])
         workers.doubted_until = step
-        self._forget(self.known_good)
+        self._state().forget(self.known_good)
         workers.go_back()
 
     def report(self, step: int) -> None:

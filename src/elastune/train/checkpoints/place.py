@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,6 +90,10 @@ class CheckpointStorage(Protocol):
 
     def forget(self, step: int) -> None:
         """Remove the checkpoints after ``step``, as far as this worker can."""
+        ...
+
+    def spare(self, step: int) -> None:
+        """Let the newest checkpoint up to ``step`` stay, whatever else is dropped."""
         ...
 
     def note(self, at: Path, number: int, share: Contribution | None, why: str = "") -> None:
@@ -183,6 +188,9 @@ class SharedStorage:
             if checkpoints.step_of(path) > step:
                 shutil.rmtree(path, ignore_errors=True)
 
+    def spare(self, step: int) -> None:
+        self._keep = replace(self._keep, good=step)
+
     def note(self, at: Path, number: int, share: Contribution | None, why: str = "") -> None:
         with checkpoints.writing(at):
             self._home.make(at)
@@ -242,6 +250,12 @@ class LocalStorage:
     def contribute(self, at: Path, part: CheckpointPart, number: int = 0, count: int = 1) -> Contribution:
         with self._naming_host():
             return checkpoints.contribute(at, part, number, count)
+
+    def forget(self, step: int) -> None:
+        raise NotImplementedError("the controller has the checkpoints")
+
+    def spare(self, step: int) -> None:
+        raise NotImplementedError("the controller has the checkpoints")
 
     def written(self, at: Path, file: Written) -> None:
         with self._naming_host(), checkpoints.writing(at):
