@@ -676,6 +676,7 @@ class TrainingLoop:
     def finish(self) -> None:
         """The training function has returned. A run that was paused is not at its end: it goes on later."""
         self._state.settle()
+        self._verification.report(self._progress.position.step)
         if self._progress.stopped in ("complete", "policy", BY_PROGRAM):
             self._planned.over(self._progress.position.step)
 
