@@ -295,8 +295,8 @@ class Verification:
         return True
 
     def _told(self, leaves: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """By worker, what only it knows. Before that each lets a thread end that writes a checkpoint."""
-        self._state().abandon()
+        """By worker, what only it knows. Before that each drops what may be spoilt."""
+        self._state().distrust()
         row = json.dumps({"leaves": list(leaves), "device": str(self._device), "host": host_name()}).encode()
         return dict(
             zip(

@@ -346,6 +346,14 @@ class RunState:
         """Let the thread that writes a checkpoint end: this worker leaves the run, or goes back."""
         self._folder.abandon()
 
+    def distrust(self) -> None:
+        """Let the thread end that writes a checkpoint, and drop the snapshot: a worker may have computed wrong.
+
+        A worker that learns of it late must not bring the others back to a snapshot.
+        """
+        self.abandon()
+        self._snapshot = None
+
     def forget(self, step: int) -> None:
         """Remove the checkpoints after ``step``: a worker that computes wrong had a part in them."""
         self._folder.forget(step)
