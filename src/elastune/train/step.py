@@ -39,10 +39,10 @@ from elastune.train.data.source import StepPlan, StepSource, plan_rounds, plan_s
 from elastune.train.losses import MEAN, Loss, LossKind, as_mean, without_gradient
 from elastune.train.progress import BY_PROGRAM, COMPILED, DivergenceWatch, PlannedSteps, Progress, ignore
 from elastune.train.proof.first_step import FirstPasses, FirstStep
+from elastune.train.proof.verification import STATE, Verification
 from elastune.train.rng import seed_everything, streams_kept
 from elastune.train.schedules import learning_rates
 from elastune.train.training_state import TrainingState
-from elastune.train.verification import STATE, Verification
 
 CHECK_LOSS_EVERY = 50  # steps, on a GPU: reading the loss waits for the device
 WARM_UP_SLICES = 2  # of a joiner
@@ -1060,7 +1060,7 @@ class ControlVector(StepContribution):
         checksum: Their ``checksum``.
         sent: Bytes that this worker's collectives have sent since the last control vector.
         marks: The ``marks`` by which workers notice that they take different steps; zeros where there is one worker.
-        digests: Places for the digests of slots that several workers compute (``train.verification``).
+        digests: Places for the digests of slots that several workers compute (``train.proof.verification``).
     """
 
     stop: float = 0.0

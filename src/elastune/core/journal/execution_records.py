@@ -196,7 +196,7 @@ class TrialProved:
     kind: Literal["trial_proved"] = "trial_proved"
 
 
-# Records of verification (``core.verification``).
+# Records of verification (``core.plan.verification``).
 
 
 @dataclass(frozen=True, config=_RULES)

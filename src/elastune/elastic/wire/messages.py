@@ -17,9 +17,9 @@ from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record
+from elastune.core.plan.verification import VerifyPlan
 from elastune.core.run import Adapt, Elastic, ExecutionSettings, Place, Program, RunSpec, StartFrom
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
-from elastune.core.verification import VerifyPlan
 from elastune.elastic.wire.transport import Count, MessageCodec, Seconds, message
 from elastune.elastic.wire.view import View
 
@@ -368,7 +368,7 @@ class Stop:
 
 @message
 class Corrupt:
-    """This worker is to make a silent error on purpose (``train.corruption``).
+    """This worker is to make a silent error on purpose (``train.proof.corruption``).
 
     Attributes:
         what: What gets a wrong bit.

@@ -35,7 +35,7 @@ MIXED = 1e-3  # the share of a global batch whose losses differ in kind; less is
 
 
 class SlotTap(Protocol):
-    """Sees the gradients of this worker's slots on their way into the sum (``train.verification``)."""
+    """Sees the gradients of this worker's slots on their way into the sum (``train.proof.verification``)."""
 
     def ready(self, slot: int, put: Ready) -> Ready:
         """What takes the gradients of ``slot``: it passes each on to ``put``."""

@@ -278,7 +278,7 @@ class ElasticHandle(Handle):
 
     @abstractmethod
     def corrupt(self, worker: int, what: str, *, once: bool, seed: int) -> None:
-        """Ask one worker for a silent error (``train.corruption``): a fault, for tests of what a run survives."""
+        """Ask one worker for a silent error (``train.proof.corruption``): a fault, for tests of what a run survives."""
 
 
 class Cluster(ABC):

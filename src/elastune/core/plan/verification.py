@@ -2,7 +2,7 @@
 
 In ``exact`` mode a slot's gradient has the same bits on any worker of one kind. So a second worker can compute it, too,
 and a single differing bit is proof. ``VerifyPlan`` is the setting, ``checks_of`` the rota, ``judge`` the verdict.
-``train/verification.py`` does the work.
+``train/proof/verification.py`` does the work.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ Outcome = Literal["wrong", "not deterministic", "undecided"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SlotVerdict:
     """What differing digests of one slot mean.
 
     Attributes:
@@ -168,7 +168,7 @@ class Verdict:
         return "each worker computes its own bits again, and no two of three workers agree"
 
 
-def judge(computed: Sequence[tuple[int, int]]) -> Verdict:
+def judge(computed: Sequence[tuple[int, int]]) -> SlotVerdict:
     """Decide who is wrong, from all digests of one slot.
 
     A value that two workers have found is right. Where there are only two workers and they never agreed, one that
@@ -192,12 +192,12 @@ def judge(computed: Sequence[tuple[int, int]]) -> Verdict:
     if most >= 2 and len(shared) == 1:
         wrong = [worker for worker, own in values.items() if set(own) != {shared[0]}]
         if len(wrong) == 1:
-            return Verdict("wrong", wrong[0], always=shared[0] not in values[wrong[0]])
-        return Verdict("not deterministic")
+            return SlotVerdict("wrong", wrong[0], always=shared[0] not in values[wrong[0]])
+        return SlotVerdict("not deterministic")
     wavers = [worker for worker, own in values.items() if len(set(own)) > 1]
     if most < 2 and len(wavers) == 1 and len(values) == 2:
-        return Verdict("wrong", wavers[0], always=True)
-    return Verdict("not deterministic" if wavers else "undecided")
+        return SlotVerdict("wrong", wavers[0], always=True)
+    return SlotVerdict("not deterministic" if wavers else "undecided")
 
 
 def odd_one_out(digests: Mapping[int, int]) -> int | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.core.verification import (
+from elastune.core.plan.verification import (
     Check,
-    Verdict,
+    SlotVerdict,
     VerifyPlan,
     checks_of,
     decoded,
@@ -22,25 +22,26 @@ RIGHT, WRONG, OTHER = 5, 7, 9
 @pytest.mark.parametrize(
     ("computed", "verdict"),
     [
-        ([(0, WRONG), (1, RIGHT), (0, WRONG), (1, RIGHT), (2, RIGHT)], Verdict("wrong", 0, always=True)),
-        ([(0, WRONG), (1, RIGHT), (0, OTHER), (1, RIGHT), (2, RIGHT)], Verdict("wrong", 0, always=True)),
-        ([(0, RIGHT), (1, WRONG), (0, RIGHT), (1, OTHER), (2, RIGHT)], Verdict("wrong", 1, always=True)),
-        ([(0, WRONG), (1, RIGHT), (0, RIGHT), (1, RIGHT), (2, RIGHT)], Verdict("wrong", 0)),
-        ([(0, RIGHT), (1, WRONG), (0, RIGHT), (1, RIGHT)], Verdict("wrong", 1)),
-        ([(0, WRONG), (1, RIGHT), (0, OTHER), (1, RIGHT)], Verdict("wrong", 0, always=True)),
-        ([(0, 1), (1, 2), (0, 1), (1, 2)], Verdict("undecided")),
-        ([(0, 1), (1, 2), (0, 1), (1, 2), (2, 3)], Verdict("undecided")),
-        ([(0, 1), (1, 2), (0, 3), (1, 4)], Verdict("not deterministic")),
-        ([(0, 1), (1, 2), (0, 3), (1, 4), (2, 5)], Verdict("not deterministic")),
-        ([(0, WRONG), (1, OTHER), (0, RIGHT), (1, RIGHT), (2, RIGHT)], Verdict("not deterministic")),
+        ([(0, WRONG), (1, RIGHT), (0, WRONG), (1, RIGHT), (2, RIGHT)], SlotVerdict("wrong", 0, always=True)),
+        ([(0, WRONG), (1, RIGHT), (0, OTHER), (1, RIGHT), (2, RIGHT)], SlotVerdict("wrong", 0, always=True)),
+        ([(0, RIGHT), (1, WRONG), (0, RIGHT), (1, OTHER), (2, RIGHT)], SlotVerdict("wrong", 1, always=True)),
+        ([(0, WRONG), (1, RIGHT), (0, RIGHT), (1, RIGHT), (2, RIGHT)], SlotVerdict("wrong", 0)),
+        ([(0, RIGHT), (1, WRONG), (0, RIGHT), (1, RIGHT)], SlotVerdict("wrong", 1)),
+        ([(0, WRONG), (1, RIGHT), (0, OTHER), (1, RIGHT)], SlotVerdict("wrong", 0, always=True)),
+        ([(0, 1), (1, 2), (0, 1), (1, 2)], SlotVerdict("undecided")),
+        ([(0, 1), (1, 2), (0, 1), (1, 2), (2, 3)], SlotVerdict("undecided")),
+        ([(0, 1), (1, 2), (0, 3), (1, 4)], SlotVerdict("not deterministic")),
+        ([(0, 1), (1, 2), (0, 3), (1, 4), (2, 5)], SlotVerdict("not deterministic")),
+        ([(0, WRONG), (1, OTHER), (0, RIGHT), (1, RIGHT), (2, RIGHT)], SlotVerdict("not deterministic")),
     ],
 )
-def test_the_verdict_of_digests(computed: list[tuple[int, int]], verdict: Verdict) -> None:
+def test_the_verdict_of_digests(computed: list[tuple[int, int]], verdict: SlotVerdict) -> None:
     assert judge(computed) == verdict
 
 
 def test_each_verdict_has_words_of_its_own() -> None:
-    verdicts = Verdict("wrong", 0), Verdict("wrong", 0, always=True), Verdict("undecided"), Verdict("not deterministic")
+    wrong = SlotVerdict("wrong", 0), SlotVerdict("wrong", 0, always=True)
+    verdicts = *wrong, SlotVerdict("undecided"), SlotVerdict("not deterministic")
     assert len({verdict.words for verdict in verdicts}) == 4
 
 

@@ -1,10 +1,10 @@
 """A worker that computes wrong is found: some slots of some steps are computed by a second worker, too.
 
-``core.verification`` has the decisions; here is the work of one worker. In a verified step it first runs the passes of
-another worker's slot again (``passes_of``), then its own. Digests of both gradients travel in that step's control
-vector, in places of their own. If they differ, the step is lost and done again (``accepts``), with a third worker where
-there is one. The verdict follows from all digests alike on every worker: the worker that is wrong waits for its end,
-and the others go back to the newest checkpoint that is known to be good.
+``core.plan.verification`` has the decisions; here is the work of one worker. In a verified step it first runs the
+passes of another worker's slot again (``passes_of``), then its own. Digests of both gradients travel in that step's
+control vector, in places of their own. If they differ, the step is lost and done again (``accepts``), with a third
+worker where there is one. The verdict follows from all digests alike on every worker: the worker that is wrong waits
+for its end, and the others go back to the newest checkpoint that is known to be good.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ import torch.nn.functional as F
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record, StepsVerified, VerificationEnded, WorkerWrong
-from elastune.core.run import RunSpec
-from elastune.core.slots import BatchSlice, shares
-from elastune.core.verification import (
+from elastune.core.plan.verification import (
     PLACE,
     ROLES,
     Check,
-    Verdict,
+    SlotVerdict,
     VerifyPlan,
     checks_of,
     decoded,
@@ -36,15 +34,17 @@ from elastune.core.verification import (
     judge,
     odd_one_out,
 )
+from elastune.core.run import RunSpec
+from elastune.core.slots import BatchSlice, shares
 from elastune.elastic.wire.transport import host_name
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.mechanisms.base import Ready
 from elastune.parallel.mechanisms.owned.placement import digest
 from elastune.parallel.sync.base import Sync
 from elastune.train.checkpoints.run_state import RunState
-from elastune.train.corruption import Corruptions
 from elastune.train.data.source import StepPlan
 from elastune.train.progress import Progress
+from elastune.train.proof.corruption import Corruptions
 from elastune.train.training_state import TrainingState
 
 STATE_EVERY = 4  # verified steps between two comparisons of weights and optimizer state, which read all memory
@@ -289,7 +289,7 @@ class Verification:
         worker = odd_one_out(by_worker)
         if worker is None:
             return False
-        verdict = Verdict("wrong", worker, always=True)
+        verdict = SlotVerdict("wrong", worker, always=True)
         rows = self._told([])
         self._conclude(verdict, None, STATE, list(by_worker.items()), step, rows)
         return True
@@ -308,7 +308,7 @@ class Verification:
 
     def _conclude(
         self,
-        verdict: Verdict,
+        verdict: SlotVerdict,
         slot: int | None,
         leaf: str,
         computed: list[tuple[int, int]],
