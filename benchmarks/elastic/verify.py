@@ -27,8 +27,8 @@ from benchmarks.common.result_file import write_result
 from tests.support.elastic_runs import Ran, Runs
 
 from elastune.core.journal.records import Record, RunFinished, StepsVerified, VerificationEnded, WorkerWrong
-from elastune.core.plan.verification import VerifyPlan
 from elastune.core.run import Program
+from elastune.core.slots import VerifyPlan
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.elastic_run import ElasticRun
 

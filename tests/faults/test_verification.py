@@ -12,8 +12,8 @@ from tests.soaked import soaked
 from tests.support.elastic_runs import Act, Ran, Runs, check_same
 
 from elastune.core.journal.records import Record, StepsVerified, VerificationEnded, WorkerWrong
-from elastune.core.plan.verification import VerifyPlan
 from elastune.core.run import Program
+from elastune.core.slots import VerifyPlan
 from elastune.runtime.clusters.local import LocalCluster
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")

@@ -53,7 +53,7 @@ PAGES = {
     "core.sync_plan": "docs/sync.md",
     "core.sync_plan.SyncSchedule": "docs/sync.md#another-strategy-while-training-goes-on",
     "core.sync_plan.fragments_of": "",
-    "core.plan.verification": "docs/verify.md",
+    "core.slots.VerifyPlan": "docs/verify.md",
     "parallel.mechanisms": "docs/meshes.md",
     "parallel.mechanisms.deepspeed": "docs/meshes.md#mechanisms-of-other-packages",
     "parallel.mechanisms.horovod": "docs/meshes.md#mechanisms-of-other-packages",

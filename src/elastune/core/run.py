@@ -21,8 +21,7 @@ from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.fields import COMMON, Notation, check_types, documented, setting
 from elastune.core.mesh import MechanismName, Mesh
-from elastune.core.plan.verification import VerifyPlan
-from elastune.core.slots import Mode
+from elastune.core.slots import Mode, VerifyPlan
 from elastune.core.sync_plan import MOST_STEP, SyncPlan, SyncSchedule
 
 # The weights that a training begins with.

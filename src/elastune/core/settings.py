@@ -17,8 +17,8 @@ from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
 from elastune.core.fields import COMMON, check_types, described, setting, settle_sequences
 from elastune.core.notation import CONFIG, FACTOR_OR_OFF, LONGEST_S, NAMED, TIME
-from elastune.core.plan.verification import VERIFY, VerifyPlan
 from elastune.core.run import Config, Elastic, StartFrom, parse_renames
+from elastune.core.slots import VERIFY, VerifyPlan
 from elastune.core.sync_plan import SyncChoice, SyncPlan
 
 

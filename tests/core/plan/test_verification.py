@@ -8,13 +8,13 @@ from elastune.core.errors import UserError
 from elastune.core.plan.verification import (
     Check,
     SlotVerdict,
-    VerifyPlan,
     checks_of,
     decoded,
     encoded,
     judge,
     odd_one_out,
 )
+from elastune.core.slots import VerifyPlan
 
 RIGHT, WRONG, OTHER = 5, 7, 9
 

@@ -1,78 +1,18 @@
 """Whether a worker computes right: which slots are computed twice, by whom, and what differing digests mean. Pure.
 
 In ``exact`` mode a slot's gradient has the same bits on any worker of one kind. So a second worker can compute it, too,
-and a single differing bit is proof. ``VerifyPlan`` is the setting, ``checks_of`` the rota, ``judge`` the verdict.
+and a single differing bit is proof. ``VerifyPlan`` (``core.slots``) is the setting, ``checks_of`` the rota, ``judge``
+the verdict.
 ``train/proof/verification.py`` does the work.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from elastune.core.errors import UserError
-from elastune.core.fields import Notation
-
-OPTION = "--verify"
-NOTATION = "every=STEPS[,slots=N]"
-FIX = "such as every=25 or every=25,slots=2"
-MOST_EVERY, MOST_SLOTS = 10**6, 64
-ROLES = 3  # the worker that has the slot, a second one, and a third one that decides
-_CHUNKS, _BITS = 4, 16  # numbers below 2**16 are exact in single precision, and in bf16's sums on the wire
-PLACE = 1 + _CHUNKS  # the numbers of one digest: 1, and its four parts
-_PAIR = re.compile(r"(every|slots)=([0-9]{1,7})")
-
-
-def _check(text: str, _option: str) -> str:
-    VerifyPlan.parse(text)
-    return text
-
-
-VERIFY = Notation(NOTATION, _check, lambda text: text)
-"""How a command line writes the plan."""
-
-
-@dataclass(frozen=True)
-class VerifyPlan:
-    """How often slots are computed twice.
-
-    Attributes:
-        every: Each step whose number is a multiple of this is verified.
-        slots: How many of its slots are computed by a second worker.
-
-    Example:
-        >>> VerifyPlan.parse("every=25")
-        VerifyPlan(every=25, slots=1)
-    """
-
-    every: int
-    slots: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> VerifyPlan:
-        """Return the plan of a text such as "every=25,slots=2". Raises ``UserError`` for another text."""
-        values: dict[str, int] = {}
-        for part in text.split(","):
-            match = _PAIR.fullmatch(part.strip())
-            if match is None or match[1] in values:
-                raise UserError(f"{OPTION} must be {NOTATION}", repr(text)[:100], FIX)
-            values[match[1]] = int(match[2])
-        every, slots = values.get("every", 0), values.get("slots", 1)
-        if not 1 <= every <= MOST_EVERY or not 1 <= slots <= MOST_SLOTS:
-            rule = f"{OPTION} has every from 1 to {MOST_EVERY:,} and slots from 1 to {MOST_SLOTS}"
-            raise UserError(rule, repr(text)[:100], FIX)
-        return cls(every, slots)
-
-    def __str__(self) -> str:
-        return f"every={self.every}" + (f",slots={self.slots}" if self.slots > 1 else "")
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers of the control vector hold digests."""
-        return self.slots * ROLES * PLACE
-
+from elastune.core.slots import CHUNK_BITS, CHUNKS, ROLES, VerifyPlan
 
 # --- the rota ---
 
@@ -126,14 +66,14 @@ def checks_of(
 
 def encoded(digest: int) -> list[float]:
     """Return the numbers of a 64-bit ``digest`` in its places of a sum to which all other workers add zeros."""
-    return [1.0, *(float(digest >> (_BITS * i) & (1 << _BITS) - 1) for i in range(_CHUNKS))]
+    return [1.0, *(float(digest >> (CHUNK_BITS * i) & (1 << CHUNK_BITS) - 1) for i in range(CHUNKS))]
 
 
 def decoded(numbers: Sequence[float]) -> int | None:
     """Return the digest in the sums of its places; None where no worker, or more than one, has put one there."""
     if numbers[0] != 1.0:
         return None
-    return sum(int(number) << (_BITS * i) for i, number in enumerate(numbers[1:]))
+    return sum(int(number) << (CHUNK_BITS * i) for i, number in enumerate(numbers[1:]))
 
 
 # --- the verdict ---

@@ -17,8 +17,8 @@ from elastune.core.checkpoint_keeping import KeepCheckpoints
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record
-from elastune.core.plan.verification import VerifyPlan
 from elastune.core.run import Adapt, Elastic, ExecutionSettings, Place, Program, RunSpec, StartFrom
+from elastune.core.slots import VerifyPlan
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
 from elastune.elastic.wire.transport import Count, MessageCodec, Seconds, message
 from elastune.elastic.wire.view import View

@@ -23,11 +23,8 @@ import torch.nn.functional as F
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record, StepsVerified, VerificationEnded, WorkerWrong
 from elastune.core.plan.verification import (
-    PLACE,
-    ROLES,
     Check,
     SlotVerdict,
-    VerifyPlan,
     checks_of,
     decoded,
     encoded,
@@ -35,7 +32,7 @@ from elastune.core.plan.verification import (
     odd_one_out,
 )
 from elastune.core.run import RunSpec
-from elastune.core.slots import BatchSlice, shares
+from elastune.core.slots import PLACE, ROLES, BatchSlice, VerifyPlan, shares
 from elastune.elastic.wire.transport import host_name
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.mechanisms.base import Ready
