@@ -141,7 +141,7 @@ AFTER: dict[str, tuple[Phase | str, ...]] = {
     "begin_slice": (NO_WAY, Phase.OPEN, NO_WAY, NO_WAY, NO_WAY, NO_WAY),
     "reduce": (NO_WAY, Phase.OPEN, NO_WAY, NO_WAY, NO_WAY, NO_WAY),
     "adopt_result": (NO_WAY, Phase.REDUCED, Phase.REDUCED, NO_WAY, NO_WAY, NO_WAY),
-    "abandon": (NO_WAY, Phase.LOST, Phase.LOST, NO_WAY, NO_WAY, NO_WAY),
+    "abandon": (NO_WAY, Phase.LOST, Phase.LOST, Phase.LOST, NO_WAY, NO_WAY),
     "commit": (NO_WAY, NO_WAY, NO_WAY, Phase.BETWEEN, NO_WAY, NO_WAY),
     "arrive": (Phase.BETWEEN, NO_WAY, NO_WAY, NO_WAY, Phase.BETWEEN, NO_WAY),
     "leave": (NO_WAY, Phase.LEFT, NO_WAY, NO_WAY, Phase.LEFT, NO_WAY),

@@ -323,8 +323,9 @@ class TrainingLoop:
             frozen, self._state_digest = trained.flags.checksum(), verification.state_digest(position.step + 1, trained)
             equal = position.epoch, position.step, *plan.taken, data, settings, frozen
             own_marks = marks(hash((*equal, self._state_digest) if self._state_digest else equal))
-        own = stop, view_known, samples, checksum, sent, own_marks, (0.0,) * verification.numbers
-        return ControlVector(*self._contribution(), *own)
+        digests = (0.0,) * verification.numbers
+        extra = self._contribution()
+        return ControlVector(*extra, stop, view_known, samples, checksum, sent, own_marks, digests)
 
     def _contribution(self) -> tuple[float, float, float, Sequence[float], Sequence[float]]:
         """The part of the control vector that monitors and policies add, in the order of its fields."""
