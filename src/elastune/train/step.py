@@ -1093,7 +1093,7 @@ class ControlVector(StepContribution):
         step_marks, rest = rest[: len(NO_MARKS)], rest[len(NO_MARKS) :]
         all_digests, all_votes, times = rest[:digests], rest[digests : digests + votes], rest[digests + votes :]
         contribution = waiting, seconds, unsure, all_votes, times
-        return ControlVector(*contribution, stop, view_known, samples, checksum, sent, step_marks, all_digests)
+        return ControlVector(*contribution, stop, view_known, samples, checksum, sent, step_marks, tuple(all_digests))
 
 
 # --- a joiner's first passes ---
