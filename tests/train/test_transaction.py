@@ -17,11 +17,12 @@ from elastune.core.slots import shares
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group, GroupBroken
+from elastune.train.agreement import NO_MARKS
 from elastune.train.data.fingerprint import PRIME
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import StepPlan
 from elastune.train.progress import Progress, StepTimes
-from elastune.train.step import COUNTED, NO_MARKS, ControlVector, Phase, StepTransaction, check_committed_samples
+from elastune.train.step import COUNTED, ControlVector, Phase, StepTransaction, check_committed_samples
 
 PLAN = StepPlan(
     offset=16,
@@ -140,7 +141,7 @@ AFTER: dict[str, tuple[Phase | str, ...]] = {
     "begin_slice": (NO_WAY, Phase.OPEN, NO_WAY, NO_WAY, NO_WAY, NO_WAY),
     "reduce": (NO_WAY, Phase.OPEN, NO_WAY, NO_WAY, NO_WAY, NO_WAY),
     "adopt_result": (NO_WAY, Phase.REDUCED, Phase.REDUCED, NO_WAY, NO_WAY, NO_WAY),
-    "abandon": (NO_WAY, Phase.LOST, Phase.LOST, NO_WAY, NO_WAY, NO_WAY),
+    "abandon": (NO_WAY, Phase.LOST, Phase.LOST, Phase.LOST, NO_WAY, NO_WAY),
     "commit": (NO_WAY, NO_WAY, NO_WAY, Phase.BETWEEN, NO_WAY, NO_WAY),
     "arrive": (Phase.BETWEEN, NO_WAY, NO_WAY, NO_WAY, Phase.BETWEEN, NO_WAY),
     "leave": (NO_WAY, Phase.LEFT, NO_WAY, NO_WAY, Phase.LEFT, NO_WAY),

@@ -478,7 +478,8 @@ class FaultOptions:
 
     chaos: str | None = setting(
         None,
-        "Inject faults, for tests: kill, stop, join, leave, notice, reshape. At random with a rate per second "
+        "Inject faults, for tests: kill, stop, join, leave, notice, reshape, corrupt:gradient and its like (see "
+        "docs/verify.md). At random with a rate per second "
         '("kill:0.05/s,stop"; 0.05/s where none is given), or once ("kill@40%" of the run, "kill@step:120").',
         metavar="FAULTS",
         panel="Faults",

@@ -61,8 +61,10 @@ from elastune.core.journal.records import (
     TrialPaused,
     TrialReallocated,
     TrialStarted,
+    VerificationEnded,
     WarmStarted,
     WorkerGone,
+    WorkerWrong,
 )
 from elastune.core.slots import slot_cost_text
 from elastune.elastic.wire.server import refusal_line
@@ -78,6 +80,7 @@ from elastune.report.lines import (
     start_line,
     unmeasured_line,
     unreached_line,
+    verification_line,
     what_text,
 )
 from elastune.runtime.job.output import JOURNAL
@@ -188,6 +191,8 @@ class RunTracker:
                 return f"after the checkpoint of step {record.step} the disk has {plain(low, 300)}", True
             case ConnectionsRefused():
                 return plain(refusal_line(record), 400), True
+            case WorkerWrong() | VerificationEnded():
+                return verification_line(record), True
             case FaultInjected():
                 at = "" if record.worker is None else f" of worker {record.worker}"
                 return f"chaos: {plain(record.fault)}{at}", True

@@ -40,6 +40,7 @@ class KeepCheckpoints:
         last: The newest so many. The newest one always stays: a run resumes from it.
         every: Those after a multiple of so many steps; None: no such rule.
         best: The metrics of which the checkpoint with the best value stays, each with its direction.
+        good: The step up to which every worker was verified: the newest one up to there stays; None: no such rule.
 
     Example:
         >>> KeepCheckpoints.parse("last:3,every:1000,best:accuracy").every
@@ -49,6 +50,7 @@ class KeepCheckpoints:
     last: int = DEFAULT_LAST
     every: int | None = None
     best: tuple[tuple[str, Direction | Literal[""]], ...] = ()
+    good: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> KeepCheckpoints:
@@ -113,6 +115,8 @@ def to_delete(rules: KeepCheckpoints, saved: Sequence[SavedCheckpoint]) -> list[
     stay = {each.step for each in in_order[-max(1, rules.last) :]}
     if rules.every is not None:
         stay |= {each.step for each in in_order if each.step % rules.every == 0}
+    if rules.good is not None:
+        stay |= set([each.step for each in in_order if each.step <= rules.good][-1:])
     for metric, direction in rules.best:
         with_it = [each for each in in_order if metric in each.metrics]
         if with_it:

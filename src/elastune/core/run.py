@@ -21,7 +21,7 @@ from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.fields import COMMON, Notation, check_types, documented, setting
 from elastune.core.mesh import MechanismName, Mesh
-from elastune.core.slots import Mode
+from elastune.core.slots import Mode, VerifyPlan
 from elastune.core.sync_plan import MOST_STEP, SyncPlan, SyncSchedule
 
 # The weights that a training begins with.
@@ -438,6 +438,7 @@ class RunSpec:
         accept_changes: Go on from a checkpoint with another program or other data.
         proves: Prove in the first step that several slots train as one pass a batch.
         checked: ``elastune check`` has found nothing in the program.
+        verify: How often slots are computed by a second worker, too; None: never.
     """
 
     program: Program
@@ -467,6 +468,7 @@ class RunSpec:
     accept_changes: bool = False
     proves: bool = False
     checked: bool = False
+    verify: VerifyPlan | None = None
 
     @property
     def shares_batches(self) -> bool:
@@ -543,6 +545,24 @@ def check_strategy(plan: SyncPlan, spec: RunSpec) -> None:
         )
 
 
+def check_verification(spec: RunSpec) -> None:
+    """Raise ``UserError`` for a run whose slots no second worker can compute with equal bits."""
+    execution, fix = spec.execution, "leave --verify out"
+    if spec.verify is None:
+        return
+    if execution.mode != "exact":
+        raise UserError("only exact mode has equal bits on every worker", f"--verify with {execution.mode} mode", fix)
+    if spec.most_workers < 2:
+        raise UserError("a second worker verifies the first", "--verify with 1 worker", f"use --workers 2, or {fix}")
+    if any(plan.in_rounds for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes))):
+        rule = "slots are compared where workers sum gradients in each step"
+        raise UserError(rule, f"--verify with {spec.sync}", f"use --sync allreduce, or {fix}")
+    if execution.mechanism not in VERIFIABLE:
+        rule = "a second worker must be able to compute a slot alone, with a whole model"
+        fix = f"use --mechanism {' or '.join(VERIFIABLE)}, or {fix}"
+        raise UserError(rule, f"--verify with {execution.mechanism}", fix)
+
+
 def check_schedule(spec: RunSpec) -> None:
     """Raise ``UserError`` for a change of strategy after the end of the run, where its end is known."""
     late = spec.sync_schedule.beyond(MOST_STEP + 1 if spec.max_steps is None else spec.max_steps)
@@ -559,6 +579,8 @@ def refuse_repeated_batches(plan: SyncPlan) -> None:
 
 # The settings for the length of a training. A larger value continues it; any other change makes another training.
 
+VERIFIABLE = ("replicated", "zero")
+"""The mechanisms whose workers compute a slot without another worker."""
 OF_A_CALL = ("resume", "accept_changes", "out", "workers", "cluster", "token_file", "grace_s", "json")
 """What a script's own command line may have for ``elastune.run``, such as ``--resume``. It shows in no result."""
 LENGTHS = ("epochs", "num_epochs", "max_epochs", "num_train_epochs", "max_steps")

@@ -18,6 +18,7 @@ from elastune.core.errors import UserError
 from elastune.core.fields import COMMON, OUTPUT, check_types, described, setting, settle_sequences
 from elastune.core.notation import CONFIG, FACTOR_OR_OFF, LONGEST_S, NAMED, TIME
 from elastune.core.run import Config, Elastic, StartFrom, parse_renames
+from elastune.core.slots import VERIFY, VerifyPlan
 from elastune.core.sync_plan import SyncChoice, SyncPlan
 
 
@@ -86,6 +87,29 @@ class ProofSettings(Settings):
         "the same gradient on all workers.",
         panel="Training",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifySettings(Settings):
+    """Whether slots are computed by a second worker, too."""
+
+    verify: str | None = setting(
+        None,
+        "In every so many steps let a second worker compute a slot, too (exact mode): a worker that computes wrong is "
+        "named and leaves, and training goes back to a good state. See docs/verify.md. [default: never]",
+        notation=VERIFY,
+        panel="Training",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.verify is not None:
+            VerifyPlan.parse(self.verify)
+
+    @property
+    def verify_plan(self) -> VerifyPlan | None:
+        """The parsed ``verify``."""
+        return None if self.verify is None else VerifyPlan.parse(self.verify)
 
 
 @dataclass(frozen=True, kw_only=True)

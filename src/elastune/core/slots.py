@@ -6,6 +6,7 @@ tree over slot indices, so that a floating-point sum does not depend on which wo
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from types import MappingProxyType
 from typing import Generic, Literal, TypeVar
 
 from elastune.core.errors import UserError
+from elastune.core.fields import Notation
 
 T = TypeVar("T")
 MOST_EXACT_WORKERS = 4_096
@@ -421,3 +423,64 @@ def contributors(batch: int, num_slots: int, workers: int, mode: Mode, least: in
     """Return how many of ``workers`` have a sample of a global batch of ``batch`` samples; see ``shares``."""
     slots = samples_of_slots(batch, num_slots, workers, mode, least)
     return sum(any(slots[slot] for slot in run) for run in cut(num_slots, workers))
+
+
+# How often slots are computed by a second worker, too (``core.plan.verification``).
+
+VERIFY_OPTION = "--verify"
+VERIFY_NOTATION = "every=STEPS[,slots=N]"
+VERIFY_FIX = "such as every=25 or every=25,slots=2"
+MOST_EVERY, MOST_VERIFIED = 10**6, 64
+ROLES = 3  # the worker that has the slot, a second one, and a third one that decides
+CHUNKS, CHUNK_BITS = 4, 16  # numbers below 2**16 are exact in single precision, and in bf16's sums on the wire
+PLACE = 1 + CHUNKS  # the numbers of one digest: 1, and its four parts
+_PAIR = re.compile(r"(every|slots)=([0-9]{1,7})")
+
+
+def _check(text: str, _option: str) -> str:
+    VerifyPlan.parse(text)
+    return text
+
+
+VERIFY = Notation(VERIFY_NOTATION, _check, lambda text: text)
+"""How a command line writes the plan."""
+
+
+@dataclass(frozen=True)
+class VerifyPlan:
+    """How often slots are computed twice.
+
+    Attributes:
+        every: Each step whose number is a multiple of this is verified.
+        slots: How many of its slots are computed by a second worker.
+
+    Example:
+        >>> VerifyPlan.parse("every=25")
+        VerifyPlan(every=25, slots=1)
+    """
+
+    every: int
+    slots: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> VerifyPlan:
+        """Return the plan of a text such as "every=25,slots=2". Raises ``UserError`` for another text."""
+        values: dict[str, int] = {}
+        for part in text.split(","):
+            match = _PAIR.fullmatch(part.strip())
+            if match is None or match[1] in values:
+                raise UserError(f"{VERIFY_OPTION} must be {VERIFY_NOTATION}", repr(text)[:100], VERIFY_FIX)
+            values[match[1]] = int(match[2])
+        every, slots = values.get("every", 0), values.get("slots", 1)
+        if not 1 <= every <= MOST_EVERY or not 1 <= slots <= MOST_VERIFIED:
+            rule = f"{VERIFY_OPTION} has every from 1 to {MOST_EVERY:,} and slots from 1 to {MOST_VERIFIED}"
+            raise UserError(rule, repr(text)[:100], VERIFY_FIX)
+        return cls(every, slots)
+
+    def __str__(self) -> str:
+        return f"every={self.every}" + (f",slots={self.slots}" if self.slots > 1 else "")
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of the control vector hold digests."""
+        return self.slots * ROLES * PLACE

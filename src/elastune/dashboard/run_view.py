@@ -28,8 +28,11 @@ from elastune.core.journal.records import (
     StragglerDetected,
     SyncChanged,
     TopologyChanged,
+    VerificationEnded,
     WorkerGone,
+    WorkerWrong,
 )
+from elastune.report.lines import verification_line
 
 LONGEST = 300
 MOST_EVENTS = 200  # the newest
@@ -160,6 +163,8 @@ class FollowedRun:
                 self._event(entry.at, at, f"policy {policy} failed", detail)
             case Restarted(step=at):
                 self._event(entry.at, at, "went on from the checkpoint", "")
+            case WorkerWrong(step=at) | VerificationEnded(step=at):
+                self._event(entry.at, at, "verification", verification_line(entry.record))
             case FaultInjected(fault=fault, worker=worker):
                 self._event(entry.at, step, f"fault {fault}", "" if worker is None else f"worker {worker}")
             case LearnerLeftOut(learner=learner, last_step=at):

@@ -24,9 +24,12 @@ from elastune.core.journal.records import (
     RunStarted,
     StagesDivided,
     StartedFrom,
+    StepsVerified,
     SyncChanged,
     SyncChangesUnreached,
     TopologyChanged,
+    VerificationEnded,
+    WorkerWrong,
 )
 from elastune.tuning.search.objective import clock
 
@@ -165,6 +168,20 @@ def restart_line(restart: Restarted) -> str:
     """``restarted from step 22: 20 steps repeated, after 7.1 s without a worker``."""
     after = f", after {duration(restart.pause_s)} without a worker" if restart.pause_s > 0 else ""
     return f"restarted from step {restart.step}: {count(restart.repeated, 'step')} repeated{after}"
+
+
+def verification_line(record: WorkerWrong | VerificationEnded | StepsVerified) -> str:
+    """``step 50: worker 1 computes wrong each time, slot 2, body.weight (digests 7f..., of host a, cpu)``."""
+    match record:
+        case StepsVerified(slots=slots):
+            return f"{count(slots, 'slot')} computed by a second worker, too, with equal bits"
+        case VerificationEnded(step=step, why=why, leaf=leaf):
+            where = f" ({plain(leaf, 80)})" if leaf else ""
+            return f"step {step}: no slot is verified from here on{where}: {plain(why, 200)}"
+    what = plain(record.leaf, 80) if record.slot is None else f"slot {record.slot}, {plain(record.leaf, 80)}"
+    place = ", ".join(filter(None, (plain(record.host, 80), plain(record.device, 40))))
+    digests = ", ".join(f"worker {worker} {plain(digest, 16)}" for worker, digest in record.digests[:6])
+    return f"step {record.step}: {plain(record.why, 200)} ({what}; {place}; {digests})"
 
 
 def left_out_line(left: LearnerLeftOut) -> str:

@@ -39,7 +39,7 @@ from elastune.report.frontier import (
     volumes_table,
 )
 from elastune.report.glance import front_short_table, frontier_glance, run_glance, study_glance
-from elastune.report.lines import accepted_lines
+from elastune.report.lines import accepted_lines, verification_line
 from elastune.report.overviews import RunOverview, StudyOverview, TrialOverview, front_trials, gather_run, gather_study
 from elastune.report.plan import plan_page
 from elastune.report.sample_ledger import Ledger, ledger
@@ -233,6 +233,7 @@ def _changes_sections(changes: Changes, seen: Ledger | None) -> list[Section]:
     sections = _accepted_sections(changes.accepted)
     faults = ", ".join(f"{n} x {plain(fault, 40)}" for fault, n in changes.faults)
     notes = [Note(text) for text in (changes_line(changes), faults and f"Faults injected: {faults}.") if text]
+    notes += [Note(f"Verification: {verification_line(record)}.") for record in changes.verification]
     notes += [Note(plain(line, 400)) for line in changes.stragglers[:MOST_STRAGGLERS]]
     if notes:
         sections.append(Section("Changes of workers", tuple(notes)))

@@ -19,8 +19,11 @@ from elastune.core.journal.records import (
     Regrouped,
     Restarted,
     StateLost,
+    StepsVerified,
     StragglerDetected,
+    VerificationEnded,
     WorkerGone,
+    WorkerWrong,
 )
 from elastune.report.lines import accepted_lines, restart_line
 from elastune.report.sample_ledger import left_out
@@ -38,6 +41,7 @@ class Changes:
         faults: Injected faults and their number.
         stragglers: A line for each slow worker that was detected.
         lost: State whose holders were all lost at once.
+        verification: What slots that were computed twice have shown.
         left_out: Learners that a round ended without.
         timed: For each change the clock of the worker that it cost most.
     """
@@ -48,6 +52,7 @@ class Changes:
     faults: tuple[tuple[str, int], ...] = ()
     stragglers: tuple[str, ...] = ()
     lost: tuple[StateLost, ...] = ()
+    verification: tuple[WorkerWrong | VerificationEnded | StepsVerified, ...] = ()
     left_out: tuple[LearnerLeftOut, ...] = ()
     timed: tuple[ChangeTimed, ...] = ()
     accepted: tuple[str, ...] = ()
@@ -102,6 +107,7 @@ def gather_changes(entries: Iterable[Entry]) -> Changes:
         faults=tuple(faults.items()),
         stragglers=tuple(record.line for record in records if isinstance(record, StragglerDetected)),
         lost=tuple(record for record in records if isinstance(record, StateLost)),
+        verification=tuple(r for r in records if isinstance(r, WorkerWrong | VerificationEnded | StepsVerified)),
         left_out=left_out(entries),
         timed=_slowest(record for record in records if isinstance(record, ChangeTimed)),
     )

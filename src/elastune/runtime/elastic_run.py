@@ -34,7 +34,9 @@ from elastune.core.journal.records import (
     StepsPlanned,
     SyncChanged,
     SyncChangesUnreached,
+    VerificationEnded,
     WorkerGone,
+    WorkerWrong,
 )
 from elastune.core.journal.records import encode as encode_record
 from elastune.core.mesh import Mesh
@@ -51,9 +53,9 @@ from elastune.elastic.coordinator.controller_interface import (
 )
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.coordinator.liveness import ProcessStatus
-from elastune.elastic.coordinator.machine import Membership, Start
+from elastune.elastic.coordinator.machine import End, Membership, Start
 from elastune.elastic.wire.contact import Contact, remove_contact, write_contact
-from elastune.elastic.wire.messages import Progressed, ReshapeAsked, ResizeAsked, Welcome, WorkerSpec, encode
+from elastune.elastic.wire.messages import Corrupt, Progressed, ReshapeAsked, ResizeAsked, Welcome, WorkerSpec, encode
 from elastune.parallel.mechanisms.capabilities import meshes_of
 from elastune.runtime import outcome
 from elastune.runtime.clusters.base import NOBODY, ElasticHandle, Event, Exited, Message
@@ -190,6 +192,9 @@ class ElasticRun(ElasticHandle):
     def kill_worker(self, worker: int) -> None:
         self._processes.end([worker])
 
+    def corrupt(self, worker: int, what: str, *, once: bool, seed: int) -> None:
+        self.coordinator.corrupt(worker, Corrupt(what, once, seed))  # type: ignore[arg-type]
+
     # -- for the cluster ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -288,6 +293,9 @@ class ElasticRun(ElasticHandle):
         self._queue.record_taken(sent.worker, sent.nth)  # never for an end: its worker repeats it until the run is over
         if self.record_filter.is_new(sent.record):
             self._queue.put(Message(sent.worker, sent.record))
+            if isinstance(sent.record, WorkerWrong):
+                self._processes.mark(sent.record.worker, spare=len(self._facts.running) > self.low)
+                self._judge(End(sent.record.worker, sent.record.why, lost=True))
 
     def _judge(self, event: ForController) -> None:
         if isinstance(event, RecordSent) and isinstance(event.record, RunFailed) and EDITED in event.record.detail:
@@ -515,6 +523,11 @@ class RunProcesses:
         """Kill the processes of ``workers``. A number that is not in ``known`` has no process, and is ignored."""
         self._launcher.end([self._bootstraps[worker] for worker in workers if worker in self._bootstraps], why)
 
+    def mark(self, worker: int, *, spare: bool) -> None:
+        """Use the place of ``worker`` no more. Without ``spare`` workers the run could not go on: it is used again."""
+        if spare and worker in self._bootstraps:
+            self._launcher.mark(self._bootstraps[worker])
+
     def late(self, state: Membership) -> list[ProcessEnded]:
         """Return an end, once, for each worker that has not connected within ``START_LIMIT_S``."""
         return self._starting.late(state, time.monotonic())
@@ -657,6 +670,10 @@ class RecordFilter:
                 return _first(self._decided, (0, f"after {steps} steps", changes))
             case LearnerLeftOut(last_step=step, learner=learner, version=version):
                 return _first(self._decided, (step, f"without learner {learner}", str(version)))
+            case WorkerWrong(worker=worker, step=step):
+                return _first(self._decided, (step, f"worker {worker}", "wrong"))
+            case VerificationEnded():
+                return _first(self._decided, (0, "", "verification has ended"))
             case NotMeasured(monitor=monitor):
                 return _first(self._decided, (0, monitor, ""))
             case StepsPlanned(steps=steps):

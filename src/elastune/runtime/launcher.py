@@ -164,6 +164,9 @@ class Launcher(ABC):
     def end(self, workers: Sequence[Bootstrap], why: str = "") -> None:
         """Kill ``workers`` and all processes that they have started. ``why``: for their logs. Ignores ended ones."""
 
+    def mark(self, worker: Bootstrap) -> None:  # noqa: B027 - a launcher may know no places
+        """Give the place of ``worker``, who computes wrong, to no worker again."""
+
     @abstractmethod
     def poll(self) -> list[ProcessEvent]:
         """Return the events since the last call. Never blocks."""

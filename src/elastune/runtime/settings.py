@@ -31,6 +31,7 @@ from elastune.core.settings import (
     Settings,
     SyncSettings,
     TrainingSettings,
+    VerifySettings,
     WaitSettings,
     WeightSettings,
 )
@@ -186,6 +187,7 @@ class RunSettings(
     OutSettings,
     MonitorSettings,
     ProofSettings,
+    VerifySettings,
     TrainingSettings,
 ):
     """The settings of a run: the options of ``elastune run``, and the keywords of ``elastune.run``.
@@ -302,4 +304,5 @@ class RunSettings(
             adapt=Adapt(tuple(self.policies), tuple(self.monitors)),
             divergence=Divergence(check_factor(self.divergence)),
             accept_changes=self.accept_changes,
+            verify=self.verify_plan,
         )

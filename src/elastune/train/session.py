@@ -57,9 +57,10 @@ from elastune.train.models import Prepared, Tracked, Unfreezing, WeightSources, 
 from elastune.train.predictions import check_name, meet_and_keep, own_part
 from elastune.train.program.loops import refuse_counted_slots
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, Progress, StepMemory, StepTimes
+from elastune.train.proof.verification import Verification
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
-from elastune.train.step import Phase, StepTransaction, TrainingLoop, reevaluates_loss
+from elastune.train.step import DIGESTS_FROM, Phase, StepTransaction, TrainingLoop, reevaluates_loss
 from elastune.train.training_state import HeldSettings, TrainingState
 
 T = TypeVar("T")
@@ -86,8 +87,7 @@ class TrainingParts:
         divergence: Ends a run whose loss explodes.
         loop: Takes the steps.
         evaluations: Passes that train nothing, and values gathered after them.
-        out_folder: The run's folder, as it was when the session began.
-        weight_sources: The weights that models start from.
+        out_folder: The run's folder, as it was when the session began. weight_sources: Weights that models start from.
     """
 
     def __init__(
@@ -114,16 +114,18 @@ class TrainingParts:
         )
         self.tracked = Tracked()
         self.streams = StreamPositions(workers, spec.execution.num_slots, progress, send, lambda: self.state.trained)
-        saved = self.log, self.collectives, self.tracked, self.streams
+        verification = Verification(spec, workers, progress, device, send, lambda: self.state, DIGESTS_FROM)
+        saved = [self.log, self.collectives, self.tracked, self.streams, *([verification] if verification.on else ())]
         self.state = state = RunState(spec, config, workers, progress, transaction, self.adapter, send, parts=saved)
-        state.collectives = self.collectives
+        state.collectives, state.spoil = self.collectives, verification.corruptions.sent
         self.divergence = DivergenceWatch(spec.divergence, progress)
         step_parts = spec, workers, progress, transaction, self.log, state, self.adapter, self.divergence, device
-        self.loop = TrainingLoop(*step_parts, send=send, stop_requested=stop_requested, warming_up=warm_up)
+        asked = partial(TrainingLoop, send=send, stop_requested=stop_requested, warming_up=warm_up)
+        self.loop = asked(*step_parts, verification)
         self.evaluations = Evaluations(workers, state, transaction, device, spec.seed)
         self.out_folder = OutFolder.at(spec.out)
-        rewound = snapshot is not None
-        self.weight_sources = WeightSources(spec, workers, progress, self.out_folder, send, rewound=rewound)
+        sources = spec, workers, progress, self.out_folder, send
+        self.weight_sources = WeightSources(*sources, rewound=snapshot is not None)
         if snapshot is not None:
             state.rewind(snapshot)
         seed_everything(derive(spec.seed, "init"))  # of the streams that build the model

@@ -8,12 +8,10 @@ brings workers together again after a loss. ``docs/step.md`` describes the whole
 
 from __future__ import annotations
 
-import json
 import math
-import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from itertools import chain, tee
@@ -26,13 +24,13 @@ from elastune.core.errors import Diverged, UserError
 from elastune.core.journal.records import ChangeTimed, Compiled, Proved, Record, Regrouped, SyncChanged
 from elastune.core.run import ExecutionSettings, Position, RunSpec, derive
 from elastune.core.slots import BatchSlice
-from elastune.elastic.stragglers import lines_by_rank
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.recovery import NO_ROUND, OpenRound
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.sync.base import Sync
 from elastune.train import losses
 from elastune.train.adaptation.adapter import Adapter, StepContribution
+from elastune.train.agreement import NO_MARKS, OptimizerSettings, StepSettings, alike, differences, marks, steps_differ
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.data.fingerprint import CHANGES, MORE_READS, PRIME, READS, content
 from elastune.train.data.loading import to_device
@@ -41,16 +39,15 @@ from elastune.train.data.source import StepPlan, StepSource, plan_rounds, plan_s
 from elastune.train.losses import MEAN, Loss, LossKind, as_mean, without_gradient
 from elastune.train.progress import BY_PROGRAM, COMPILED, DivergenceWatch, PlannedSteps, Progress, ignore
 from elastune.train.proof.first_step import FirstPasses, FirstStep
+from elastune.train.proof.verification import STATE, Verification
 from elastune.train.rng import seed_everything, streams_kept
 from elastune.train.schedules import learning_rates
 from elastune.train.training_state import TrainingState
 
 CHECK_LOSS_EVERY = 50  # steps, on a GPU: reading the loss waits for the device
 WARM_UP_SLICES = 2  # of a joiner
+DIGESTS_FROM = 8 + len(NO_MARKS)  # the place of the digests in a control vector
 COUNTED = 1 << 12  # samples are counted modulo this: sums over 4096 workers are exact, however long a round is
-_MODULI = (61, 59, 53)  # of marks: sums of 4096 workers' squares of smaller numbers are exact in single precision
-NO_MARKS = (0.0,) * (1 + 2 * len(_MODULI))
-_PLAIN_TYPES = {float, int, bool, str, tuple, type(None)}  # of settings that compare as they are
 
 T = TypeVar("T")
 Outcome = Literal["over", "stopped", "again"]
@@ -98,6 +95,7 @@ class TrainingLoop:
         adapter: Adapter,
         divergence: DivergenceWatch,
         device: torch.device,
+        verification: Verification,
         *,
         send: Callable[[Record], None],
         stop_requested: Callable[[], bool],
@@ -112,6 +110,7 @@ class TrainingLoop:
         self._adapter = adapter
         self._divergence = divergence
         self._device = device
+        self._verification = verification
         self._send = send
         self._stop_requested = stop_requested
         self._warming_up = warming_up
@@ -127,6 +126,7 @@ class TrainingLoop:
         self._control_now: Callable[[], ControlVector] = ControlVector  # this worker's part, as it stands when called
         self._checks_loss = True
         self._encoders: list[losses.SliceEncoder] = []  # of slices whose pass waits for the others
+        self._state_digest = ""  # where workers compare their state
         self._times = WorkerTimes()  # of the step before, as long as the view is the same
         self._stop_votes, self._stop_agreed = 0.0, False  # of workers that were asked to stop; by policies
         self._saved = 0  # the step of the newest checkpoint that was due by its number
@@ -173,7 +173,7 @@ class TrainingLoop:
         progress.memory.begin_view(view)
         self._gradient_bytes = trained.gradient_bytes
         plans, ahead = tee(self._plans(source, size, place, everyone, trained))
-        parts = (part for plan in ahead for part in plan.own_parts)
+        parts = (part for n, plan in enumerate(ahead, start.step + 1) for part in self._parts_of(plan, n, trained))
         probe = source.probe()
         probes = workers.size > 1 and self._content is None and not self._warming_up and len(probe) > 0
         proof = self._state.first_step
@@ -191,7 +191,7 @@ class TrainingLoop:
             changed = (
                 progress.batch_size not in (None, size) or self._execution() != execution or trained.sync is not sync
             )
-            if workers.view != view or changed:
+            if workers.view != view or changed or self._verification.enter():
                 return "again"
             if self._may_be_last(plan, source):
                 self._state.remember()
@@ -211,6 +211,13 @@ class TrainingLoop:
             self._log.shorten_epoch(length)
             shorten_epoch(progress.spans, length)
         return "over"
+
+    def _parts_of(self, plan: StepPlan, step: int, trained: TrainingState) -> list[range]:
+        """The places of this worker's passes in ``step``: first of those that only verify another worker."""
+        if self._warming_up:
+            return plan.own_parts
+        passes = self._verification.passes_of(plan, step, self._execution(), trained.replica.least_samples)
+        return [*replace(plan, slices=passes).own_parts, *plan.own_parts]
 
     # -- proof --------------------------------------------------------------------------------------------------------
 
@@ -282,8 +289,8 @@ class TrainingLoop:
 
     # -- begin --------------------------------------------------------------------------------------------------------
 
-    def _begin(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> None:
-        """Begin the step of ``plan``, with this worker's part of the control vector."""
+    def _begin(self, plan: StepPlan, source: StepSource, trained: TrainingState, first: BatchSlice) -> None:
+        """Begin the step of ``plan`` with the pass ``first``, and this worker's part of the control vector."""
         self._workers.left, self._encoders = "", []
         due = self._device.type == "cpu" or self._progress.position.step % CHECK_LOSS_EVERY == 0
         self._checks_loss = due and not self._adapter.survives_divergence
@@ -293,11 +300,13 @@ class TrainingLoop:
         if self._transaction.reevaluates_loss:
             trained.sync.measure(False)
         self._control_now = partial(self._control, plan, source, trained)
-        self._transaction.begin(plan, trained.sync, self._control_now())
+        self._transaction.begin(plan, trained.sync, self._control_now(), first)
+        least, step = trained.replica.least_samples, self._progress.position.step + plan.steps
+        self._verification.begin(plan, step, trained.sync, self._execution(), least)
 
     def _control(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> ControlVector:
         """This worker's part of the control vector of the step of ``plan``, as it stands now."""
-        workers, position = self._workers, self._progress.position
+        workers, position, verification = self._workers, self._progress.position, self._verification
         speaks = trained.replica.apart or workers.comms.speaks
         step_marks = [
             places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks
@@ -311,9 +320,12 @@ class TrainingLoop:
         own_marks: Sequence[float] = NO_MARKS
         if workers.size > 1:
             settings, data = self._settings.checksum(trained.optimizer), self._content or CHANGES
-            frozen = trained.flags.checksum()
-            own_marks = marks(hash((position.epoch, position.step, *plan.taken, data, settings, frozen)))
-        return ControlVector(*self._contribution(), stop, view_known, samples, checksum, sent, own_marks)
+            frozen, self._state_digest = trained.flags.checksum(), verification.state_digest(position.step + 1, trained)
+            equal = position.epoch, position.step, *plan.taken, data, settings, frozen
+            own_marks = marks(hash((*equal, self._state_digest) if self._state_digest else equal))
+        digests = (0.0,) * verification.numbers
+        extra = self._contribution()
+        return ControlVector(*extra, stop, view_known, samples, checksum, sent, own_marks, digests)
 
     def _contribution(self) -> tuple[float, float, float, Sequence[float], Sequence[float]]:
         """The part of the control vector that monitors and policies add, in the order of its fields."""
@@ -322,7 +334,7 @@ class TrainingLoop:
 
     def _empty_control(self) -> ControlVector:
         """A control vector of the right length, before there is a step."""
-        return ControlVector(*self._contribution())
+        return ControlVector(*self._contribution(), digests=(0.0,) * self._verification.numbers)
 
     @property
     def control_length(self) -> int:
@@ -340,7 +352,10 @@ class TrainingLoop:
         times.begin_step()
         self._progress.memory.begin_step()
         workers.set_activity("computing", number)
-        for part in plan.slices:
+        verification, least = self._verification, trained.replica.least_samples
+        redone = verification.passes_of(plan, number + 1, self._execution(), least)
+        for nth, part in enumerate([*redone, *plan.slices]):
+            again = nth < len(redone)
             if workers.broken:
                 transaction.recover(GroupBroken("the view is over"))
                 if not transaction.goes_on:
@@ -351,8 +366,9 @@ class TrainingLoop:
             fetching = times.now
             batch = to_device(next(data), self._device)
             data_s += times.now - fetching
-            if part is plan.slices[0]:
-                self._begin(plan, source, trained)
+            if nth == 0:
+                self._begin(plan, source, trained, part)
+            verification.redoing = part if again else None
             # Data are fetched before seeding: augmentation in this process must not show in the slot's own stream.
             seed_everything(derive(self._spec.seed, "slot", number, part.slot, part.samples.start))
             last = part.ends_step or part.ends_local_step
@@ -360,7 +376,7 @@ class TrainingLoop:
             if not transaction.begin_slice(part):
                 return False
             recorder = self._state.recorder
-            recorded = nullcontext() if recorder is None else recorder.around(plan, part, batch, source)
+            recorded = nullcontext() if recorder is None or again else recorder.around(plan, part, batch, source)
             try:
                 with recorded:
                     yield batch
@@ -408,6 +424,7 @@ class TrainingLoop:
         if transaction.phase is Phase.LOST:
             return
         part, sync = transaction.due(), self._state.prepared.sync
+        verification = self._verification
         sync.replica.only = only
         if loss.numel() != 1:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
@@ -416,7 +433,12 @@ class TrainingLoop:
             transaction.defer()
             return
         user_loss, loss = loss, as_mean(loss, part, kind, sync, more=more)
-        speaks = self._checks_loss and (sync.replica.apart or workers.comms.speaks)
+        if verification.redoing is not None and not more:
+            with without_gradient(sync, kind):
+                transaction.redo(loss, verification.redone)
+            return
+        # With verification the sum of losses tells all workers alike: the cause may be a worker that computes wrong.
+        speaks = self._checks_loss and not verification.on and (sync.replica.apart or workers.comms.speaks)
         if speaks and not math.isfinite(value := loss.item()):  # a worker that does not speak has a stand-in
             raise Diverged(f"loss is {value} at step {step + 1}")
         if self._state.recorder is not None:
@@ -441,6 +463,9 @@ class TrainingLoop:
             return
         part, sync = transaction.due(), self._state.prepared.sync
         losses.refuse_gathering(sync)
+        if self._verification.on:
+            rule = "a slot that a second worker computes, too, needs no other slot"
+            raise UserError(rule, "session.backward_global with --verify", "leave --verify out")
         if self._state.first_step is not None and self._state.first_step.in_fork:
             self._state.first_step.leave()
         encoder = losses.SliceEncoder.of(part, encode, inputs)
@@ -490,6 +515,9 @@ class TrainingLoop:
         if not alike(sums.marks):
             self._require_alike(transaction.plan, trained)
             check_committed_samples(transaction.plan, sums)
+        if sums.digests and not self._verification.accepts(sums.digests, step + 1, trained):
+            transaction.abandon()  # done again, with one more worker to decide
+            return
         self._stop_votes = sums.stop
         trained.sync.divide_by_counts()
         self._state.reduced(trained.sync)
@@ -500,7 +528,11 @@ class TrainingLoop:
         if trained.sync.wants_statistics:
             self._adapter.mean_loss.add(trained.sync.statistics.parts["loss"], transaction.plan.size)
         if self._checks_loss:
-            self._divergence.loss(trained.sync.statistics.parts["loss"], step + 1, transaction.plan.turn)
+            try:
+                self._divergence.loss(trained.sync.statistics.parts["loss"], step + 1, transaction.plan.turn)
+            except Diverged:
+                self._verification.doubt_divergence(step + 1)
+                raise
         self._report_regrouping()
 
     def _require_alike(self, plan: StepPlan, trained: TrainingState) -> None:
@@ -513,6 +545,7 @@ class TrainingLoop:
         workers, position = self._workers, self._progress.position
         settings, line = OptimizerSettings.by_name(trained.optimizer), workers.where()
         settings["frozen parameters"] = ", ".join(trained.flags.frozen) or "none"
+        settings |= {STATE: self._state_digest} if self._state_digest else {}
         settings_here = StepSettings(position.epoch, *plan.taken, self._content or CHANGES, settings, line)
         rows = workers.gather_bytes(settings_here.encode(), "what the step is made of")
         columns = differences(rows)
@@ -521,6 +554,10 @@ class TrainingLoop:
             same = float(checksums == {self._content})  # so this worker has read the same ten times
             if not all(flag for (flag,) in workers.gather([same], "data that are read again")):
                 self._content = CHANGES
+                return
+        if list(columns) == [STATE]:
+            digests = [text.removeprefix(f"{STATE} ") for text in columns[STATE]]
+            if self._verification.state_differs(digests, position.step + 1):
                 return
         self._transaction.reject()
         raise steps_differ(position.step + 1, columns, rows)
@@ -633,6 +670,7 @@ class TrainingLoop:
     def finish(self) -> None:
         """The training function has returned. A run that was paused is not at its end: it goes on later."""
         self._state.settle()
+        self._verification.report(self._progress.position.step)
         if self._progress.stopped in ("complete", "policy", BY_PROGRAM):
             self._planned.over(self._progress.position.step)
 
@@ -658,7 +696,7 @@ class StepTransaction:
     | ``meet`` | APART | REDUCED; LOST as above; APART where the round goes on without those that were lost |
     | ``adopt_result`` | OPEN, APART | REDUCED: another worker had completed the sum |
     | ``recover`` | OPEN, APART | as it was, where a round goes on; else REDUCED or LOST |
-    | ``abandon`` | OPEN, APART | LOST |
+    | ``abandon`` | OPEN, APART, REDUCED | LOST |
     | ``commit`` | REDUCED | BETWEEN |
     | ``arrive`` | BETWEEN, LOST | BETWEEN |
     | ``leave`` | OPEN, LOST | LEFT |
@@ -688,6 +726,8 @@ class StepTransaction:
         self.plan: StepPlan
         self._dealt_by = 0  # the view by which the learners of the newest round were dealt out
         self._carriers: Mapping[int, int] = {}  # the worker of each learner in it
+        self._digests = 0  # numbers of the control vector that hold digests
+        self._first: BatchSlice  # of the step's passes
         self._sync: Sync
         self._slice: BatchSlice | None = None  # its backward pass is due
         self._newest: BatchSlice | None = None  # the newest that the user's lines have received
@@ -782,13 +822,17 @@ class StepTransaction:
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
-    def begin(self, plan: StepPlan, sync: Sync, control: ControlVector) -> None:
-        """Begin the global batch ``plan``; ``control`` is this worker's part of the control vector."""
+    def begin(self, plan: StepPlan, sync: Sync, control: ControlVector, first: BatchSlice | None = None) -> None:
+        """Begin the global batch ``plan``; ``control`` is this worker's part of the control vector.
+
+        ``first``: the first pass, where it is of another worker's slot.
+        """
         self._require(Phase.BETWEEN, Phase.LOST)
         self.phase, self.plan, self._sync = Phase.OPEN, plan, sync
         self.attempts += 1
         self._dealt_by = self._workers.assignment_view
         sync.control, sync.parts = control.to_list(), plan.slices
+        self._digests, self._first = len(control.digests), first or plan.slices[0]
 
     def begin_slice(self, part: BatchSlice) -> bool:
         """The user's lines are about to get the samples of ``part``. Return False if the step was lost.
@@ -797,7 +841,7 @@ class StepTransaction:
         """
         self._require(Phase.OPEN)
         try:
-            self._sync.begin(part, starts_step=part is self.plan.slices[0])
+            self._sync.begin(part, starts_step=part is self._first)
         except GroupBroken as error:
             self.recover(error)
             return False
@@ -824,6 +868,13 @@ class StepTransaction:
             self._slice = None
             self.recover(error)
             return None
+
+    def redo(self, loss: torch.Tensor, done: Callable[[int, Sequence[torch.Tensor | None]], None]) -> None:
+        """Run the due pass of another worker's slot; ``done`` takes the slot and its gradients after the last one."""
+        part = self.due()
+        self._slice = None
+        if (gradients := self._sync.redo(loss, part)) is not None:
+            done(part.slot, gradients)
 
     def add(self, loss: torch.Tensor) -> None:
         """Run a backward pass of the due slice that is not its last one."""
@@ -888,7 +939,7 @@ class StepTransaction:
 
     def _complete(self, votes: int, *, served: bool) -> ControlVector:
         """The sum is here: check that it is of the planned samples. ``served``: another worker has sent it."""
-        sums = ControlVector.of(self._sync.totals, votes)
+        sums = ControlVector.of(self._sync.totals, votes, self._digests)
         if self._sync.plan.has_quorum:
             size = self._workers.size
             self._carriers = self._workers.learner_workers(self._dealt_by, self._sync.plan.learners)
@@ -920,8 +971,11 @@ class StepTransaction:
         self.phase = Phase.REDUCED
 
     def abandon(self) -> None:
-        """Lose the step: no parameter has a gradient, and until the next boundary this worker acts for itself."""
-        self._require(Phase.OPEN, Phase.APART)
+        """Lose the step: no parameter has a gradient, and until the next boundary this worker acts for itself.
+
+        A step whose sum is here is lost on all workers alike.
+        """
+        self._require(Phase.OPEN, Phase.APART, Phase.REDUCED)
         self._sync.abandon()
         self.phase, self._slice = Phase.LOST, None
         self._workers.synchronised = False
@@ -1000,6 +1054,7 @@ class ControlVector(StepContribution):
         checksum: Their ``checksum``.
         sent: Bytes that this worker's collectives have sent since the last control vector.
         marks: The ``marks`` by which workers notice that they take different steps; zeros where there is one worker.
+        digests: Places for the digests of slots that several workers compute (``train.proof.verification``).
     """
 
     stop: float = 0.0
@@ -1008,6 +1063,7 @@ class ControlVector(StepContribution):
     checksum: float = 0.0
     sent: float = 0.0
     marks: Sequence[float] = NO_MARKS
+    digests: Sequence[float] = ()
 
     def to_list(self) -> list[float]:
         """The numbers in the order in which they travel; ``of`` reads their sums."""
@@ -1021,148 +1077,16 @@ class ControlVector(StepContribution):
             self.sent,
             self.unsure,
         ]
-        return [*single, *self.marks, *self.votes, *self.times]
+        return [*single, *self.marks, *self.digests, *self.votes, *self.times]
 
     @staticmethod
-    def of(sums: Sequence[float], votes: int) -> ControlVector:
-        """The sum of all workers' ``to_list``; ``votes`` numbers of it are votes."""
+    def of(sums: Sequence[float], votes: int, digests: int = 0) -> ControlVector:
+        """The sum of all workers' ``to_list``; so many numbers of it are ``votes``, and ``digests``."""
         stop, view_known, samples, checksum, waiting, seconds, sent, unsure, *rest = sums
-        ends = len(NO_MARKS), len(NO_MARKS) + votes
-        step_marks, all_votes, times = rest[: ends[0]], rest[ends[0] : ends[1]], rest[ends[1] :]
+        step_marks, rest = rest[: len(NO_MARKS)], rest[len(NO_MARKS) :]
+        all_digests, all_votes, times = rest[:digests], rest[digests : digests + votes], rest[digests + votes :]
         contribution = waiting, seconds, unsure, all_votes, times
-        return ControlVector(*contribution, stop, view_known, samples, checksum, sent, step_marks)
-
-
-# --- whether all workers take the same step ---
-#
-# Each worker adds its marks to the step's reduction: a few small numbers that follow from place, batch, data and
-# settings of its step. The sums show whether all workers had the same. Only where they had not, workers gather their
-# ``StepSettings`` and end with an error that names the difference.
-
-
-def marks(step_hash: int) -> list[float]:
-    """One worker's part of the sums: 1, the remainders of ``step_hash``, and the squares of these remainders."""
-    remainders = [step_hash % modulus for modulus in _MODULI]
-    return [1.0, *map(float, remainders), *(float(x * x) for x in remainders)]
-
-
-def alike(sums: Sequence[float]) -> bool:
-    """Whether all workers had the same, from the sums of their ``marks``.
-
-    By Cauchy and Schwarz n times the sum of squares is the square of the sum only where all are equal. A difference is
-    missed in one step of 190,000.
-    """
-    if not any(sums):  # of a lone worker; of several workers the first sum is their number
-        return True
-    count, n = sums[0], len(_MODULI)
-    return all(count * square == mark * mark for mark, square in zip(sums[1 : 1 + n], sums[1 + n :], strict=True))
-
-
-class OptimizerSettings:
-    """The numbers beside tensors that an optimizer steps by: learning rates, momenta, weight decay."""
-
-    def __init__(self) -> None:
-        self._values: list[Any] = []
-        self._checksum = 0
-
-    def checksum(self, optimizer: torch.optim.Optimizer) -> int:
-        """A number that differs where any of the settings does."""
-        values = [
-            value if type(value) in _PLAIN_TYPES else _plain(value)
-            for group in optimizer.param_groups
-            for name, value in group.items()
-            if name != "params"
-        ]
-        if values != self._values:  # settings rarely change: their text is made only then
-            self._values, self._checksum = values, zlib.crc32(repr([_plain(value) for value in values]).encode())
-        return self._checksum
-
-    @staticmethod
-    def by_name(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-        """The settings as text, by name, for an error that a user reads."""
-        return {
-            f"{name} of group {number}": repr(_plain(value))
-            for number, group in enumerate(optimizer.param_groups)
-            for name, value in group.items()
-            if name != "params"
-        }
-
-
-def _plain(value: Any) -> Any:
-    """``value`` as it is after a checkpoint too, which keeps neither tuples nor numpy's numbers."""
-    if isinstance(value, torch.Tensor):
-        return float(value) if value.numel() == 1 else tuple(value.shape)
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_plain, value))
-    if isinstance(value, (bool, int, str)) or value is None:
-        return value
-    return float(value) if isinstance(value, float) else type(value).__name__
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """All that one worker takes a step with, gathered where workers' marks differ.
-
-    Attributes:
-        epoch: The epoch of the step.
-        offset: The place in the epoch where the batch begins.
-        size: Samples in the batch.
-        length: Samples in the pass.
-        order: The sum of the samples' numbers.
-        content: The checksum of a few samples, see ``data.fingerprint.content``.
-        settings: The optimizer's settings and the frozen parameters, by name.
-        line: The line of the program that this worker is at.
-    """
-
-    epoch: int
-    offset: int
-    size: int
-    length: int
-    order: int
-    content: int
-    settings: dict[str, str]
-    line: str
-
-    def encode(self) -> bytes:
-        """As JSON, which ``differences`` reads."""
-        return json.dumps(asdict(self)).encode()
-
-
-_PHRASES = {
-    "epoch": "epoch {}",
-    "offset": "place {} of the epoch",
-    "size": "a batch of {} samples",
-    "length": "a pass of {} samples",
-    "order": "samples whose numbers add up to {}",
-    "content": "data with checksum {}",
-}
-
-
-def differences(rows: Sequence[bytes]) -> dict[str, list[str]]:
-    """The settings in which workers differ: by name, the value of each worker. ``rows``: encoded ``StepSettings``."""
-    workers = [json.loads(row) for row in rows]
-    tables = [
-        {
-            **{name: phrase.format(fields[name]) for name, phrase in _PHRASES.items()},
-            **{name: f"{name} {value}" for name, value in fields["settings"].items()},
-        }
-        for fields in workers
-    ]
-    names = dict.fromkeys(name for table in tables for name in table)
-    columns = {name: [table.get(name, f"no {name}") for table in tables] for name in names}
-    return {name: column for name, column in columns.items() if len(set(column)) > 1}
-
-
-def steps_differ(step: int, columns: dict[str, list[str]], rows: Sequence[bytes]) -> UserError:
-    """The error where workers took step ``step`` with the ``differences`` ``columns`` of ``rows``."""
-    lines = [json.loads(row)["line"] for row in rows]
-    values = {
-        rank: f"has {', '.join(column[rank] for column in columns.values())}" + (f" ({line})" if line else "")
-        for rank, line in enumerate(lines)
-    }
-    rule = "all ranks must take a step with the same data and settings"
-    fix = "let them follow from config, seed and session.step; a variable of your own is lost with its worker"
-    return UserError(rule, f"in step {step}, {lines_by_rank(values)}", fix)
+        return ControlVector(*contribution, stop, view_known, samples, checksum, sent, step_marks, tuple(all_digests))
 
 
 # --- a joiner's first passes ---

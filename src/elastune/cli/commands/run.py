@@ -198,6 +198,9 @@ def check_launched(settings: RunSettings, place: Place) -> None:
     if settings.workers not in (None, place.world):
         value = ":".join(map(str, settings.workers)) if isinstance(settings.workers, tuple) else settings.workers
         raise UserError("the launcher has started the workers", f"--workers {value}", f"it started {place.world}")
+    if settings.verify is not None:
+        rule = "a worker that computes wrong is replaced, which only elastune's own workers can be"
+        raise UserError(rule, "--verify with workers of a launcher", "start the command by itself")
     if settings.out is None or is_url(str(settings.out)):
         fix = "give --out, the same for all"
         raise UserError("workers of a launcher need one folder", settings.out or "no --out", fix)

@@ -194,3 +194,55 @@ class TrialProved:
     trial: Number
     proof: Proved
     kind: Literal["trial_proved"] = "trial_proved"
+
+
+# Records of verification (``core.plan.verification``).
+
+
+@dataclass(frozen=True, config=_RULES)
+class WorkerWrong:
+    """A worker computes wrong: it leaves, and training goes back to a state that is known to be good.
+
+    Attributes:
+        worker: The worker.
+        step: The step in which it was found, counted from 1.
+        slot: The slot that several workers computed; None: the state of the workers was compared.
+        leaf: The first tensor that differs.
+        digests: Worker and digest (16 hexadecimal digits) of each computation, in order of time.
+        always: It was wrong each time, and not once.
+        host: The worker's host.
+        device: The worker's device.
+        good_step: Steps up to here were computed before the worker was last found right.
+        why: The verdict in words.
+    """
+
+    worker: Whole
+    step: Count
+    slot: Count | None
+    leaf: Words
+    digests: list[tuple[Whole, Words]]
+    always: bool
+    host: Words
+    device: Words
+    good_step: Count
+    why: Words
+    kind: Literal["worker_wrong"] = "worker_wrong"
+
+
+@dataclass(frozen=True, config=_RULES)
+class VerificationEnded:
+    """From ``step`` on no slot is computed twice; ``why`` says what was found, and ``leaf`` where."""
+
+    step: Count
+    leaf: Words
+    why: Words
+    kind: Literal["verification_ended"] = "verification_ended"
+
+
+@dataclass(frozen=True, config=_RULES)
+class StepsVerified:
+    """At the end of a run: this many slots were computed twice with equal bits, up to step ``step``."""
+
+    step: Count
+    slots: Count
+    kind: Literal["steps_verified"] = "steps_verified"

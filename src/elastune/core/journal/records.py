@@ -21,10 +21,13 @@ from elastune.core.journal.execution_records import (
     Proved,
     RoundsShortened,
     StagesDivided,
+    StepsVerified,
     SyncChanged,
     SyncChangesUnreached,
     TopologyChanged,
     TrialProved,
+    VerificationEnded,
+    WorkerWrong,
 )
 from elastune.core.journal.frontier_records import (
     Conclusion,
@@ -177,6 +180,7 @@ __all__ = [
     "StateLost",
     "StepsCompleted",
     "StepsPlanned",
+    "StepsVerified",
     "StragglerDetected",
     "StreamPriced",
     "StudyFinished",
@@ -197,10 +201,12 @@ __all__ = [
     "TrialResumed",
     "TrialStarted",
     "TrialStartedFrom",
+    "VerificationEnded",
     "WarmStarted",
     "WorkerGone",
     "WorkerMemory",
     "WorkerSteps",
+    "WorkerWrong",
     "decode",
     "encode",
 ]
@@ -223,6 +229,9 @@ Record = Annotated[
     | LinkMeasured
     | Proved
     | TrialProved
+    | WorkerWrong
+    | VerificationEnded
+    | StepsVerified
     | RunFinished
     | RunFailed
     | StepsCompleted

@@ -189,6 +189,10 @@ class Coordinator:
         """Ask all workers, present and future ones, to write a checkpoint and end the run."""
         self._call(self._ask_to_stop)
 
+    def corrupt(self, worker: int, request: messages.Corrupt) -> None:
+        """Ask ``worker`` for a silent error."""
+        self._call(lambda: self._send_to(worker, request))
+
     def kept(self, records: Mapping[int, int]) -> None:
         """Report how many records of each worker are in the journal."""
         self._call(lambda: self._kept.update(records))

@@ -18,6 +18,7 @@ from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record
 from elastune.core.run import Adapt, Elastic, ExecutionSettings, Place, Program, RunSpec, StartFrom
+from elastune.core.slots import VerifyPlan
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
 from elastune.elastic.wire.transport import Count, MessageCodec, Seconds, message
 from elastune.elastic.wire.view import View
@@ -87,6 +88,7 @@ def spec_from_json(fields: Any) -> WorkerSpec | None:
         values["keep_checkpoints"] = KeepCheckpoints.parse(run["keep_checkpoints"])
         values["elastic"] = Elastic(**run["elastic"])
         values["adapt"] = Adapt(**{name: tuple(texts) for name, texts in run["adapt"].items()})
+        values["verify"] = None if run["verify"] is None else VerifyPlan(**run["verify"])
         values["divergence"] = Divergence(run["divergence"]["factor"], tuple(run["divergence"]["metrics"]))
         return WorkerSpec(**{**fields, "spec": RunSpec(**{**run, **values}), "place": Place(**fields["place"])})
     except (KeyError, TypeError, AttributeError, UserError) as error:
@@ -365,6 +367,22 @@ class Stop:
 
 
 @message
+class Corrupt:
+    """This worker is to make a silent error on purpose (``train.proof.corruption``).
+
+    Attributes:
+        what: What gets a wrong bit.
+        once: Only the next time, and not each time from now on.
+        seed: Decides tensor, element and bit.
+    """
+
+    what: Literal["gradient", "weights", "optimizer", "transfer"]
+    once: bool
+    seed: Count
+    kind: Literal["corrupt"] = "corrupt"
+
+
+@message
 class Exit:
     """This worker's entry point has ended with ``code``, and its process ends next.
 
@@ -465,6 +483,7 @@ Message = (
     | RecordsKept
     | Returned
     | Stop
+    | Corrupt
     | Exit
     | Bye
     | Beat

@@ -98,6 +98,7 @@ class CoordinatorInbox:
         self._board = RendezvousStore()
         self._over = ""
         self._stop = False
+        self._corruptions: list[messages.Corrupt] = []
 
     def note(self, message: Message) -> None:
         """Take in ``message``. Raises ``ProtocolError`` for a message that no coordinator sends."""
@@ -118,6 +119,8 @@ class CoordinatorInbox:
                 self._board.put(key, value)
             case messages.Stop():
                 self._stop = True
+            case messages.Corrupt():
+                self._corruptions.append(message)
             case messages.Bye():
                 self._over = "the run is over"
             case messages.Beat():
@@ -128,6 +131,11 @@ class CoordinatorInbox:
     def stop_requested(self) -> bool:
         """Whether the run is to write a checkpoint and end. Any thread may ask."""
         return self._stop
+
+    def take_corruptions(self) -> list[messages.Corrupt]:
+        """Return the errors on purpose that came since the last call."""
+        taken, self._corruptions = self._corruptions, []
+        return taken
 
     @property
     def latest(self) -> View | None:

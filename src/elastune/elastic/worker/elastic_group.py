@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Store
 from elastune.core.layout import Unrecoverable
 from elastune.core.mesh import Mesh
 from elastune.core.sync_plan import SyncPlan
-from elastune.elastic.wire.messages import Doing
+from elastune.elastic.wire.messages import Corrupt, Doing
 from elastune.elastic.wire.view import View
 from elastune.elastic.worker.client import CoordinatorClient, RunOver
 from elastune.elastic.worker.group import CommitLog, LearnerAssignment, Leave, Rewind, WorkerGroup
@@ -611,6 +611,12 @@ class ElasticWorkerGroup(WorkerGroup):
         """Go on from the newest checkpoint: state was found to be lost, by all members alike."""
         self.owner.record_lost_state(error)
         self._go_back(-1, self._log.rewinds + 1)
+
+    def go_back(self) -> NoReturn:
+        self._go_back(-1, self._log.rewinds + 1)
+
+    def take_corruptions(self) -> list[Corrupt]:
+        return self._client.take_corruptions()
 
     def _go_back(self, to: int, rewinds: int) -> NoReturn:
         """Go back to the snapshot of step ``to``; -1: to the newest checkpoint."""

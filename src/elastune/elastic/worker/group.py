@@ -29,7 +29,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.slots import cut
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.stragglers import COLLECTIVES, HeartbeatSample, Stall, find_stall, rank_differences
-from elastune.elastic.wire.messages import Beat, Doing, decode, encode
+from elastune.elastic.wire.messages import Beat, Corrupt, Doing, decode, encode
 from elastune.elastic.wire.view import View
 from elastune.elastic.worker import recovery
 from elastune.elastic.worker.recovery import (
@@ -77,6 +77,7 @@ class WorkerGroup:
         where: Returns the line that the user's program is at. Any thread may call it.
         failed: What this worker was doing when its group broke for good.
         left: Which loop the program has left early since the newest step, and at which line.
+        doubted_until: Every step up to this one is verified: the steps before were not what they should be.
         gathered_on: The mesh of the workers whose values the newest gather brought; the current mesh may be another
             one.
     """
@@ -93,6 +94,7 @@ class WorkerGroup:
         self.where: Callable[[], str] = lambda: ""
         self.failed: Beat | None = None
         self.left = ""
+        self.doubted_until = 0
         self._log = CommitLog()
         self._step = 0
         self._activity: tuple[float, str, int, int, int, str] = (time.monotonic(), "starting", 0, 0, 0, "")
@@ -241,6 +243,14 @@ class WorkerGroup:
         """Go on after the group broke in an operation that cannot be repeated by itself: the survivors begin again."""
         self.failed = self.beat()
         raise error
+
+    def go_back(self) -> NoReturn:
+        """Go on from the newest checkpoint, as all members do."""
+        raise RuntimeError("workers of another launcher cannot go back")
+
+    def take_corruptions(self) -> list[Corrupt]:
+        """Return the errors on purpose that were asked of this worker since the last call."""
+        return []
 
     def lose(self, error: Unrecoverable) -> NoReturn:
         """Go on after state was found to be lost: no worker has it any more."""

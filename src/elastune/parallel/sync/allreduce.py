@@ -229,17 +229,22 @@ class ExactAllReduce(AllReduce):
         if share.ends_step:
             self._finish()
 
+    def redo(self, loss: torch.Tensor, share: BatchSlice) -> list[torch.Tensor | None] | None:
+        self._slot_weight = 0.0 if share.ends_slot else self._slot_weight + share.weight
+        return self._redone(loss, share)
+
     def _slot_loss(self, loss: torch.Tensor, share: BatchSlice) -> None:
         replica, norms = self.replica, None
+        put = self._put if self.tap is None else self.tap.ready(share.slot, self._put)
         if share.ends_slot:
             self._reducer.begin_slot(share.slot, last=share.ends_step)
             self._begin_part()
         if self._measures and self._one_slot:  # each pass is a part
             norms = self._accumulate_apart(loss, share.weight)
             if share.ends_slot:
-                replica.deliver(self._put)
+                replica.deliver(put)
         elif share.ends_slot:
-            replica.stream(loss, share.weight, self._put)
+            replica.stream(loss, share.weight, put)
         else:
             replica.accumulate(loss, share.weight)
         self._add_part(loss, share.weight, norms)
@@ -251,6 +256,8 @@ class ExactAllReduce(AllReduce):
     def _end_slot(self, share: BatchSlice) -> None:
         if self._measures and not self._one_slot:
             self._part.add_norms(self._reducer.slot_norms(), self._slot_weight)
+        if share.ends_step and self.tap is not None:
+            self.tap.fill(self.control)
         self._put_rest(self.replica.buffers.moves(self._slot_weight), with_control=share.ends_step)
         self._slot_weight = 0.0
         self._part.clear()

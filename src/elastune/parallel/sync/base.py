@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -20,7 +20,7 @@ from elastune.core.sync_plan import SyncPlan, SyncSchedule
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.comm.reducer import Pair, Scalar, scalar
-from elastune.parallel.mechanisms.base import Replica
+from elastune.parallel.mechanisms.base import Ready, Replica
 
 STATISTICS = ("square", "weighted", "count", "loss", "sharpness", "trace", "elements", "counted")
 """The numbers that each part of a global batch adds to the step's sums, beside its gradients.
@@ -32,6 +32,18 @@ weighted number of elements per sample, and the weight (``Sync.count_elements``)
 _COUNT, _LOSS = STATISTICS.index("count"), STATISTICS.index("loss")
 _POWERS = {"loss": 1, "trace": 1, "sharpness": 1, "square": 2, "weighted": 2}  # of a factor of the loss
 MIXED = 1e-3  # the share of a global batch whose losses differ in kind; less is rounding
+
+
+class SlotTap(Protocol):
+    """Sees the gradients of this worker's slots on their way into the sum (``train.proof.verification``)."""
+
+    def ready(self, slot: int, put: Ready) -> Ready:
+        """What takes the gradients of ``slot``: it passes each on to ``put``."""
+        ...
+
+    def fill(self, control: list[float]) -> None:
+        """Put the numbers that are known only now into this worker's ``control``, which leaves next."""
+        ...
 
 
 class Sync(ABC):
@@ -69,6 +81,7 @@ class Sync(ABC):
         wait_s: How long the last step waited for other workers.
         wants_statistics: Whether a monitor reads the statistics; on a GPU they cost a wait for the device.
         refuses_counts: Why summed gradients cannot be divided by a number that is known with the sums; "": they can.
+        tap: Sees the gradients of each slot before they are summed; None: nobody does.
     """
 
     name: ClassVar[str]
@@ -94,6 +107,7 @@ class Sync(ABC):
         self._measures = False
         self._weights: list[torch.Tensor] | None = None
         self._turn = 0
+        self.tap: SlotTap | None = None
 
     @abstractmethod
     def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
@@ -119,6 +133,31 @@ class Sync(ABC):
             self.replica.add(loss, share.weight)
             if self.wants_statistics:
                 self._part.add_loss(loss, share.weight)
+
+    def redo(self, loss: torch.Tensor, share: BatchSlice) -> list[torch.Tensor | None] | None:
+        """Compute a pass of another worker's slot, between ``begin`` and the first pass of this worker's own.
+
+        Nothing of it enters the step.
+
+        Returns:
+            The slot's gradients after its last pass, in the order in which ``tap`` sees them; None before.
+        """
+        raise NotImplementedError(f"{self.name} cannot compute the slot of another worker")
+
+    def _redone(self, loss: torch.Tensor, share: BatchSlice) -> list[torch.Tensor | None] | None:
+        """As ``redo``, where a pass needs no other worker."""
+        replica = self.replica
+        replica.refuse_leftovers()
+        replica.accumulate(loss, share.weight)
+        self._part.clear()
+        gradients = [p.grad for p in replica.params]
+        if share.ends_slot:
+            for p in replica.params:
+                p.grad = None
+            replica.buffers.restore()
+            return gradients
+        replica.hide()
+        return None
 
     def after_step(self) -> None:  # noqa: B027 - most strategies have nothing to do here
         """Called after the user's optimizer step; a strategy that ``meets_after_step`` has its exchange here."""

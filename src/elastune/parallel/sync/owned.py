@@ -105,6 +105,10 @@ class OwnedAllReduce(Sync):
             self.replica.buffers.restore()
         self._slot_ended = share.ends_slot
 
+    def redo(self, loss: torch.Tensor, share: BatchSlice) -> list[torch.Tensor | None] | None:
+        self._slot_ended = share.ends_slot
+        return self._redone(loss, share)
+
     def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
         replica, slot = self.replica, self._slot_of(share)
         replica.refuse_leftovers()
@@ -123,7 +127,8 @@ class OwnedAllReduce(Sync):
                 self._of_others.add(other.slot)
                 self._parts[other.slot] = PartStatistics()
         self._reducer.begin_pass(self._ending(share))
-        for done in replica.run(loss, share, self._begin_slot, self._put):
+        put = self._put if self.tap is None else self.tap.ready(share.slot, self._put)
+        for done in replica.run(loss, share, self._begin_slot, put):
             if self.exact:
                 replica.buffers.passed()  # a pipeline's stages have moved their buffers only now
             if done.weight and done.ends_slot:
@@ -165,6 +170,8 @@ class OwnedAllReduce(Sync):
 
     def _finish(self) -> None:
         started = time.perf_counter()
+        if self.tap is not None:
+            self.tap.fill(self.control)
         reducer = self._reducer
         reducer.launch()
         if self._moves is not None:

@@ -47,6 +47,7 @@ class AgentHost:
         probes_again: Whether the agent has to look again, because the file may appear late.
         lacks_folder: Whether it does not see the folder.
         mixes: Whether its address is of another kind than those of the other hosts.
+        marked: Whether a worker has computed wrong there.
     """
 
     host: str
@@ -66,6 +67,7 @@ class AgentHost:
     probes_again: bool = False
     lacks_folder: bool = False
     mixes: bool = False
+    marked: bool = False
 
     @classmethod
     def greeted(cls, hello: AgentHello, connection: Connection, now: float) -> AgentHost:
@@ -76,7 +78,8 @@ class AgentHost:
     @property
     def usable(self) -> bool:
         """Whether it may get workers, as far as the controller knows."""
-        return not (self.notice or self.lacks_folder or self.mixes or (self.probes and self.probe_result is None))
+        away = self.notice or self.lacks_folder or self.mixes or self.marked
+        return not (away or (self.probes and self.probe_result is None))
 
     def start_probe(self) -> None:
         """Give it no workers until it has answered."""

@@ -292,6 +292,13 @@ class AgentLauncher(Launcher):
                 number, key = self._place[worker]
                 self._send(number, EndWorker(key, why))
 
+    def mark(self, worker: Bootstrap) -> None:
+        if worker in self._place:
+            agent = self._agents[self._place[worker][0]]
+            agent.marked = True
+            self.room.changed()
+            self._notify(f"host {agent.host} gets no more workers: worker {worker.worker} computed wrong there")
+
     def poll(self) -> list[ProcessEvent]:
         self._read(0.0)
         events, self._events = self._events, []

@@ -276,6 +276,10 @@ class ElasticHandle(Handle):
     def kill_worker(self, worker: int) -> None:
         """Send SIGKILL to one worker: a fault, for tests of what a run survives."""
 
+    @abstractmethod
+    def corrupt(self, worker: int, what: str, *, once: bool, seed: int) -> None:
+        """Ask one worker for a silent error (``train.proof.corruption``): a fault, for tests of what a run survives."""
+
 
 class Cluster(ABC):
     """Starts the workers of runs, as far as it has room. Each kind of cluster has a subclass.

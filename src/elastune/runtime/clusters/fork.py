@@ -265,6 +265,7 @@ class ForkLauncher(Launcher):
         if capacity < 1:
             raise UserError("a cluster needs room for at least one worker", capacity, "give a capacity of 1 or more")
         self._capacity = capacity
+        self._marked: set[str] = set()  # devices on which a worker has computed wrong
         self._devices = devices
         self._preload = tuple(preload)
         self._prefix = tuple(prefix)
@@ -283,7 +284,12 @@ class ForkLauncher(Launcher):
 
     @property
     def free(self) -> int:
-        return self._capacity - len(self._processes)
+        return max(0, self._capacity - len(self._processes))  # a marked worker may still run
+
+    def mark(self, worker: Bootstrap) -> None:
+        if (process := self._processes.get(worker)) is not None:
+            self._capacity -= 1
+            self._marked |= {process.device} - {"cpu"}  # cores are not told apart
 
     def fileno(self) -> int | None:
         return self._spawner.fileno() if self._spawner is not None else None
@@ -373,6 +379,7 @@ class ForkLauncher(Launcher):
         names: Sequence[str] = ("cpu",)
         if device != "cpu":
             names = placement.devices() if self._devices == "auto" else self._devices
+            names = [name for name in names if name not in self._marked]
         of_run: list[str] = []
         of_others: list[str] = []
         for process in self._processes.values():

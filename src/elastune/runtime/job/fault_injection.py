@@ -19,7 +19,21 @@ from elastune.core.run import derive
 from elastune.parallel.mechanisms.capabilities import meshes_of
 from elastune.runtime.clusters.base import ElasticHandle
 
-Kind = Literal["kill", "stop", "join", "leave", "notice", "reshape"]
+Kind = Literal[
+    "kill",
+    "stop",
+    "join",
+    "leave",
+    "notice",
+    "reshape",
+    "corrupt:gradient",
+    "corrupt:gradient-once",
+    "corrupt:weights",
+    "corrupt:optimizer",
+    "corrupt:transfer",
+    "corrupt:checkpoint",
+]
+CORRUPT = "corrupt:"
 KINDS: dict[Kind, str] = {
     "kill": "kill -9 of a worker",
     "stop": "a worker is frozen for two heartbeats",
@@ -27,7 +41,14 @@ KINDS: dict[Kind, str] = {
     "leave": "one worker fewer",
     "notice": "a worker gets a notice that it will be taken away",
     "reshape": "workers form another mesh, any that the run can have",
+    "corrupt:gradient": "from now on a worker computes each slot's gradient with one wrong bit",
+    "corrupt:gradient-once": "a worker computes one slot's gradient with one wrong bit",
+    "corrupt:weights": "a worker's weights get one wrong bit",
+    "corrupt:optimizer": "a worker's optimizer state gets one wrong bit",
+    "corrupt:transfer": "the next state that a worker sends to a joiner has one wrong bit",
+    "corrupt:checkpoint": "the newest checkpoint's file gets one wrong bit",
 }
+_NOBODY = "no worker trains yet"
 _LAST = "the last healthy worker is spared"
 _BOUNDS = "--workers allows no other number"
 WHY_NOT: dict[Kind, str] = {
@@ -37,7 +58,14 @@ WHY_NOT: dict[Kind, str] = {
     "leave": _BOUNDS,
     "notice": _LAST,
     "reshape": "the run has no other mesh",
+    "corrupt:gradient": _NOBODY,
+    "corrupt:gradient-once": _NOBODY,
+    "corrupt:weights": _NOBODY,
+    "corrupt:optimizer": _NOBODY,
+    "corrupt:transfer": _NOBODY,
+    "corrupt:checkpoint": "there is no checkpoint yet, or it is not on this machine",
 }
+_WORD = re.compile(r"(corrupt:[a-z-]+|[a-z]+)(?::([0-9.]{1,12})/s|@([0-9.]{1,12})%|@step:([0-9]{1,12}))?")
 DEFAULT_RATE_PER_S = 0.05
 MOST_PER_S = 1000.0
 FROZEN_HEARTBEATS = 2.0
@@ -78,7 +106,7 @@ def parse_chaos(text: str) -> Chaos:
     rates: dict[Kind, float] = {}
     planned: list[Planned] = []
     for word in (part.strip() for part in text.split(",")):
-        match_ = re.fullmatch(r"([a-z]+)(?::([0-9.]{1,12})/s|@([0-9.]{1,12})%|@step:([0-9]{1,12}))?", word)
+        match_ = _WORD.fullmatch(word)
         if match_ is None or match_[1] not in KINDS:
             raise UserError(f"--chaos must be a list of {', '.join(KINDS)}", repr(word), FIX)
         kind = cast(Kind, match_[1])
@@ -218,8 +246,12 @@ class Injector:
     def _do(self, kind: Kind, handle: ElasticHandle) -> FaultInjected | None:
         if kind == "reshape":
             return self._reshape(handle)
+        if kind == "corrupt:checkpoint":
+            return self._corrupt_checkpoint(handle)
         if kind in ("join", "leave"):
             return self._resize(kind, handle)
+        if kind.startswith(CORRUPT):
+            return self._corrupt(kind, handle)
         pids = handle.pids
         standing = set(pids) - self._struck
         healthy = standing.intersection(handle.members)
@@ -239,6 +271,29 @@ class Injector:
             frozen_s = FROZEN_HEARTBEATS * handle.spec.elastic.heartbeat_s
             self._frozen.append((self._clock.now() + frozen_s, worker, pids[worker]))
         return FaultInjected(kind, worker)
+
+    def _corrupt(self, kind: Kind, handle: ElasticHandle) -> FaultInjected | None:
+        members = sorted(set(handle.members) - self._struck)
+        if not members:
+            return None
+        worker, what = self._dice.choice(members), kind.removeprefix(CORRUPT)
+        once = what != "gradient"
+        handle.corrupt(worker, what.removesuffix("-once"), once=once, seed=self._dice.getrandbits(32))
+        return FaultInjected(kind, worker)
+
+    def _corrupt_checkpoint(self, handle: ElasticHandle) -> FaultInjected | None:
+        """Flip a bit of the newest checkpoint's file. It may be gone the next moment."""
+        with suppress(OSError, ValueError):
+            files = handle.spec.out.glob("checkpoints/step-*/*.safetensors")
+            newest = max(files, key=lambda path: path.stat().st_mtime)
+            with newest.open("r+b") as file:
+                at = self._dice.randrange(newest.stat().st_size // 2, newest.stat().st_size)
+                file.seek(at)
+                (byte,) = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte ^ 1 << self._dice.randrange(8)]))
+            return FaultInjected("corrupt:checkpoint")
+        return None
 
     def _resize(self, kind: Kind, handle: ElasticHandle) -> FaultInjected | None:
         workers, elastic = handle.spec.execution.workers, handle.spec.elastic

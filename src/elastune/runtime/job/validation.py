@@ -18,7 +18,16 @@ from elastune.core.errors import UserError
 from elastune.core.formatting import count
 from elastune.core.mesh import AXES, STAGED, MechanismName, Mesh
 from elastune.core.mesh_choice import MeshChoice
-from elastune.core.run import Adapt, Config, ExecutionSettings, RunSpec, Schedule, check_schedule, check_strategy
+from elastune.core.run import (
+    Adapt,
+    Config,
+    ExecutionSettings,
+    RunSpec,
+    Schedule,
+    check_schedule,
+    check_strategy,
+    check_verification,
+)
 from elastune.core.slots import MOST_EXACT_WORKERS
 from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.mechanisms.registry import check_workers, mechanism_for
@@ -125,6 +134,7 @@ def why_impossible(spec: RunSpec) -> UserError | None:
         for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes)):
             check_strategy(plan, spec)
         check_schedule(spec)
+        check_verification(spec)
         _check_compression(spec)
         execution.topology.check(execution.workers, execution.mechanism)
     except UserError as error:

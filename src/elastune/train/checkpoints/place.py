@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -85,6 +86,14 @@ class CheckpointStorage(Protocol):
 
     def newest(self) -> int | None:
         """The step of the run's newest checkpoint; None if there is none, or this worker cannot know."""
+        ...
+
+    def forget(self, step: int) -> None:
+        """Remove the checkpoints after ``step``, as far as this worker can."""
+        ...
+
+    def spare(self, step: int) -> None:
+        """Let the newest checkpoint up to ``step`` stay, whatever else is dropped."""
         ...
 
     def note(self, at: Path, number: int, share: Contribution | None, why: str = "") -> None:
@@ -174,6 +183,14 @@ class SharedStorage:
         steps = checkpoints.complete(self._out / "checkpoints")
         return checkpoints.step_of(steps[-1]) if steps else None
 
+    def forget(self, step: int) -> None:
+        for path in checkpoints.complete(self._out / "checkpoints"):
+            if checkpoints.step_of(path) > step:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def spare(self, step: int) -> None:
+        self._keep = replace(self._keep, good=step)
+
     def note(self, at: Path, number: int, share: Contribution | None, why: str = "") -> None:
         with checkpoints.writing(at):
             self._home.make(at)
@@ -233,6 +250,12 @@ class LocalStorage:
     def contribute(self, at: Path, part: CheckpointPart, number: int = 0, count: int = 1) -> Contribution:
         with self._naming_host():
             return checkpoints.contribute(at, part, number, count)
+
+    def forget(self, step: int) -> None:
+        raise NotImplementedError("the controller has the checkpoints")
+
+    def spare(self, step: int) -> None:
+        raise NotImplementedError("the controller has the checkpoints")
 
     def written(self, at: Path, file: Written) -> None:
         with self._naming_host(), checkpoints.writing(at):

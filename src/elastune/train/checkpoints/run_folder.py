@@ -232,6 +232,14 @@ class RunFolder:
     def _report_failure(self, step: int, why: str) -> None:
         self._send(CheckpointFailed(step, why, self._storage.newest()))
 
+    def forget(self, step: int) -> None:
+        """Remove the checkpoints after ``step``. Several workers may do this at once."""
+        self._storage.forget(step)
+
+    def spare(self, step: int) -> None:
+        """Let the newest checkpoint up to ``step`` stay."""
+        self._storage.spare(step)
+
     def keep_best(self, metric: str) -> bool:
         """Keep the checkpoint of this step as the best by ``metric``, even if workers are lost meanwhile.
 

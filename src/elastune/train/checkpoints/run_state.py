@@ -106,6 +106,7 @@ class RunState:
         self.trained: TrainingState | None = None
         self.collectives: NamedCollectives | None = None
         self.scale: Callable[[], float] | None = None  # of the program's loss
+        self.spoil: Callable[[list[torch.Tensor]], list[torch.Tensor]] = _intact  # what goes to another worker
         self._before_model: tuple[Part, ...] = (progress, _Adaptation(adapter), *parts)
         self._folder = RunFolder(spec, config, workers, progress, adapter, send, self._before_model)
 
@@ -232,6 +233,10 @@ class RunState:
         self._transaction.adopt_result(result)
 
     def pack(self) -> Packed:
+        header, tensors = self._packed()
+        return header, self.spoil(tensors)
+
+    def _packed(self) -> Packed:
         tensors: Tensors = {}
         trees = to_trees(states_of(self.parts), tensors)
         header = {"step": self._progress.position.step, "parts": trees, "names": list(tensors)}
@@ -299,7 +304,7 @@ class RunState:
         if self.trained is None or self.trained.replica.gathers:
             return
         if self.workers.elastic and self._spec.most_workers > 1:
-            self._snapshot, (header, tensors) = None, self.pack()  # never two in memory
+            self._snapshot, (header, tensors) = None, self._packed()  # never two in memory
             self._snapshot = header, [t.to("cpu", copy=True) for t in tensors]
             if self._owned is not None:
                 self._keep(self._snapshot, kept(self._owned).copied())
@@ -340,6 +345,22 @@ class RunState:
     def abandon(self) -> None:
         """Let the thread that writes a checkpoint end: this worker leaves the run, or goes back."""
         self._folder.abandon()
+
+    def distrust(self) -> None:
+        """Let the thread end that writes a checkpoint, and drop the snapshot: a worker may have computed wrong.
+
+        A worker that learns of it late must not bring the others back to a snapshot.
+        """
+        self.abandon()
+        self._snapshot = None
+
+    def forget(self, step: int) -> None:
+        """Remove the checkpoints after ``step``: a worker that computes wrong had a part in them."""
+        self._folder.forget(step)
+
+    def spare(self, step: int) -> None:
+        """Let the newest checkpoint up to ``step`` stay: every worker was verified up to there."""
+        self._folder.spare(step)
 
     def reduced(self, sync: Sync) -> None:
         """Take in the workers' sums of a step."""
@@ -413,6 +434,10 @@ class RunState:
         if self.workers.restart_from_checkpoint and self.workers.rank == 0:
             self._send(Restarted(self._progress.position.step))
         return bool(name)
+
+
+def _intact(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return tensors
 
 
 @dataclass(frozen=True)

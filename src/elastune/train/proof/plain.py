@@ -27,13 +27,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastune.core.run import derive
+from elastune.train.agreement import OptimizerSettings
 from elastune.train.data.fingerprint import checksum_of
 from elastune.train.models import Optimizers
 from elastune.train.program.errors import cause_of
 from elastune.train.program.load import process_restored
 from elastune.train.proof.compare import Leaf, PassRecord, StepRecord, encode
 from elastune.train.rng import SeededSamples, seed_everything
-from elastune.train.step import OptimizerSettings
 
 
 @dataclass(frozen=True)

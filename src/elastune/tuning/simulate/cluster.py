@@ -324,6 +324,9 @@ class SimulatedHandle(ElasticHandle):
         if worker in self._members and not self._over:
             self._run_guarded(lambda: self._lose_worker(worker))
 
+    def corrupt(self, worker: int, what: str, *, once: bool, seed: int) -> None:
+        """Do nothing: a simulated run computes nothing."""
+
     def continue_adopted(self, events: list[Event]) -> None:
         """Report to a new controller that the run goes on, and the ``events`` that the old one did not record."""
         adopted = Adopted(sorted(self._members), self.step, 0.0)

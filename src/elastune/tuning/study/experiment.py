@@ -263,6 +263,7 @@ class Tuning:
             execution = replace(execution.on(bounds[0]), num_slots=max(execution.num_slots, bounds[1]))
             elastic = replace(elastic, low=bounds[0], high=bounds[1])
         agreed = self._sync(values)
+        several = max(execution.workers, elastic.high or 0) > 1  # one worker has nobody who verifies it
         return RunSpec(
             program=request.program,
             out=self._folder(number),
@@ -280,6 +281,7 @@ class Tuning:
             divergence=self._divergence,
             source=self._plan.source,
             accept_changes=request.accept_changes,
+            verify=request.verify_plan if several else None,
         )
 
     @property

@@ -27,6 +27,7 @@ from elastune.core.settings import (
     Settings,
     SyncSettings,
     TrainingSettings,
+    VerifySettings,
     WaitSettings,
     WeightSettings,
 )
@@ -158,7 +159,7 @@ class StudySearchSettings(TargetSettings, SearchSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyOwnSettings(MonitorSettings):
+class StudyOwnSettings(MonitorSettings, VerifySettings):
     """What only a study has: its workers, what it takes over, what it measures, and what it keeps."""
 
     workers: int = setting(1, "Number of worker processes for all trials together.", panel=COMMON)

@@ -20,7 +20,16 @@ from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.journal.folds import Change
 from elastune.core.journal.records import Entry, StudyStarted, TrialFinished, TrialStarted
-from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec, changed_settings
+from elastune.core.run import (
+    Adapt,
+    Config,
+    Elastic,
+    ExecutionSettings,
+    ProgramSource,
+    RunSpec,
+    changed_settings,
+    check_verification,
+)
 from elastune.core.sync_plan import SyncChoice, chooses, in_full, strategy_settings
 from elastune.runtime.job.validation import check_adapt, check_execution, check_values, spot_of, why_impossible
 from elastune.train.checkpoints.start_from import digest_of_weights
@@ -100,7 +109,7 @@ class Plan:
         plain["warm_start"] = [str(path) for path in self.request.warm_start]
         plain["program_digest"] = program_digest(self.request.program)
         plain["source"], plain["space"] = self.source, self.seen
-        del plain["accept_changes"], plain["unchecked"]  # they count for one call only
+        del plain["accept_changes"], plain["unchecked"], plain["verify"]  # they count for one call only
         return {"kind": "tune", **plain}
 
 
@@ -124,7 +133,9 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         raise UserError("a budget must be positive and finite", request.worker_hours, "for example --worker-hours 8")
     elastic = Elastic(collective_timeout_s=request.collective_timeout_s)
     spec = RunSpec(request.program, request.out, seed=request.seed, execution=request.execution, elastic=elastic)
-    check_execution(replace(spec, sync=request.sync.sync, sync_schedule=request.sync.schedule))
+    spec = replace(spec, sync=request.sync.sync, sync_schedule=request.sync.schedule)
+    check_execution(spec)
+    check_verification(replace(spec, verify=request.verify_plan, elastic=replace(elastic, high=2)))
     if request.workers < 1:
         raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")
     program = load_as_guest(request.program, request.seed)
