@@ -60,7 +60,7 @@ class RunResult(RunFinished):
         return cls(**{field.name: getattr(finished, field.name) for field in fields(finished)}, money=money)
 
 
-def program_of(train: Train) -> Program:
+def program_of(train: object) -> Program:
     """Return the file and the name by which workers import ``train``.
 
     Its arguments are those of this process if the file is its script. The function does not return to a file that is
