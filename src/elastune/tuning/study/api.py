@@ -68,7 +68,7 @@ class RunResult(RunFinished):
         return html_of("of_run", self.out)
 
 
-def program_of(train: Train, *, cells: bool = False) -> Program:
+def program_of(train: object, *, cells: bool = False) -> Program:
     """Return the file and the name by which workers import ``train``.
 
     Its arguments are those of this process if the file is its script. The function does not return to a file that is
