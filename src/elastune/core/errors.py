@@ -124,7 +124,7 @@ PAGES = {
     "train.session.Session.unfreeze": "docs/transfer.md#in-a-program",
     "train.step": f"{PROGRAMS}#several-losses-of-a-batch",
     "train.step.TrainingLoop": PROGRAMS,
-    "train.step.steps_differ": f"{PROGRAMS}#what-elastune-check-finds",
+    "train.agreement.steps_differ": f"{PROGRAMS}#what-elastune-check-finds",
     "train.training_state": f"{PROGRAMS}#frozen-for-a-while",
     "train.worker": "docs/gpu.md",
     "tuning.cluster_plan": "docs/planning.md",
