@@ -24,12 +24,14 @@ from elastune.train.checkpoints.checkpoint import (
     Checkpoint,
     complete,
     damaged,
+    drop_drafts,
     load,
     load_newest,
     save,
     set_aside,
     spans,
 )
+from elastune.train.checkpoints.checkpoint import draft as draft_of
 from elastune.train.checkpoints.spool import seal, unseal
 
 MEGABYTES = 4
@@ -99,6 +101,17 @@ def save_for_ever(folder: Path, first: int, pipe: int) -> None:
         for _ in range(2):  # a step saved twice, as at the end of an epoch
             save(folder, checkpoint(step, MEGABYTES))
         os.write(pipe, f"{step}\n".encode())
+
+
+def test_a_draft_that_others_have_begun_since_stays(tmp_path: Path) -> None:
+    """Also one of the same step: at an epoch's end a second checkpoint of a step may follow the first at once."""
+    published, stale, later = "8-2-1", ("7-2-0", "8-1-4", "8-2-0", "step-00000004", "best"), ("8-2-2", "8-3-0", "9-2-2")
+    for name in (published, *stale, *later):
+        draft_of(tmp_path, name).mkdir()
+    drop_drafts(tmp_path, draft_of(tmp_path, published).name)
+    assert {path.name for path in tmp_path.iterdir()} == {draft_of(tmp_path, name).name for name in later}
+    drop_drafts(tmp_path)
+    assert not [*tmp_path.iterdir()], "a run that begins keeps none"
 
 
 def test_a_kill_at_any_moment_leaves_the_newest_complete_one(tmp_path: Path) -> None:

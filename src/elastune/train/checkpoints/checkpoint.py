@@ -174,15 +174,22 @@ def drop_older_drafts(at: Path) -> None:
             shutil.rmtree(stale, ignore_errors=True)
 
 
-def drop_drafts(folder: Path, step: int | None = None) -> None:
+def drop_drafts(folder: Path, published: str = "") -> None:
     """Remove the drafts in ``folder``: a checkpoint is complete, and all workers have contributed to it.
 
-    ``step``: that of the checkpoint; workers may have begun to write a later one.
+    ``published``: the name of its draft. Workers may have begun a later one, even of the same step; such a draft stays.
     """
+    newest = _order(published)
     for stale in folder.glob(f"{DRAFT}*"):
-        number = stale.name.removeprefix(DRAFT).partition("-")[0]
-        if step is None or not number.isdecimal() or int(number) <= step:
+        order = _order(stale.name)
+        if not newest or not order or order <= newest:
             shutil.rmtree(stale, ignore_errors=True)
+
+
+def _order(draft: str) -> tuple[int, ...]:
+    """The step, the view and the number in that view of a draft; () of what is no draft of a checkpoint to come."""
+    numbers = draft.removeprefix(DRAFT).split("-")
+    return tuple(map(int, numbers)) if all(map(str.isdecimal, numbers)) else ()
 
 
 def contribute(

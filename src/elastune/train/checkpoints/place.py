@@ -172,7 +172,7 @@ class SharedStorage:
             (at / NOTE.format(number)).unlink(missing_ok=True)
         before = checkpoints.complete(at.parent)
         path = checkpoints.publish(at, position, must_match, parts, self._keep)
-        checkpoints.drop_drafts(at.parent, position.step)
+        checkpoints.drop_drafts(at.parent, at.name)
         dropped = sorted({*before} - {*checkpoints.complete(at.parent)})
         return Published(path, tuple(map(checkpoints.step_of, dropped)), low_room(at.parent, parts))
 
