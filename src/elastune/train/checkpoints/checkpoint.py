@@ -179,17 +179,20 @@ def drop_drafts(folder: Path, published: str = "") -> None:
 
     ``published``: the name of its draft. Workers may have begun a later one, even of the same step; such a draft stays.
     """
-    newest = _order(published)
+    newest = _age(published)
     for stale in folder.glob(f"{DRAFT}*"):
-        order = _order(stale.name)
-        if not newest or not order or order <= newest:
+        age = _age(stale.name)
+        if not newest or not age or age <= newest:
             shutil.rmtree(stale, ignore_errors=True)
 
 
-def _order(draft: str) -> tuple[int, ...]:
-    """The step, the view and the number in that view of a draft; () of what is no draft of a checkpoint to come."""
+def _age(draft: str) -> tuple[int, ...]:
+    """The key that orders drafts by time: view, step, and number in that view; () for any other name."""
     numbers = draft.removeprefix(DRAFT).split("-")
-    return tuple(map(int, numbers)) if all(map(str.isdecimal, numbers)) else ()
+    if len(numbers) != 3 or not all(map(str.isdecimal, numbers)):
+        return ()
+    step, view, nth = map(int, numbers)
+    return view, step, nth
 
 
 def contribute(
