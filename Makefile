@@ -33,7 +33,7 @@ run: $(VENV)/.installed
 
 # mypy takes one core for a minute, and the site half of one: the tests begin meanwhile.
 test: lint
-	$(MAKE) --no-print-directory -j2 types docs suite
+	$(MAKE) --no-print-directory -j2 types suite docs
 
 # Exit code 1: tests failed. A few of them get a second run, alone, and are told by name.
 suite: $(VENV)/.installed-dev
