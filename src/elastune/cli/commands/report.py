@@ -15,7 +15,6 @@ from elastune.cli.output import FAILED, OK, print_error, print_json, print_lines
 from elastune.core import notation
 from elastune.core.errors import UserError
 from elastune.core.formatting import count, plain
-from elastune.core.journal.files import writer_of
 from elastune.core.notation import NAMED
 from elastune.core.settings import PriceFileSettings
 from elastune.runtime.job.output import JOURNAL
@@ -74,6 +73,8 @@ def report(
     parameters. Then they choose among single trials, soups and ensembles. See docs/ensembles.md.
     """
     prices, loggers = read_prices(money), check_loggers(log or ())
+    from elastune.core.journal.files import writer_of
+
     if loggers and writer_of(out / JOURNAL) is not None:
         rule = "what a command still writes is logged by that command"
         raise UserError(rule, out, "wait until it has ended, or begin it with --log")
