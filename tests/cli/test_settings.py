@@ -80,6 +80,7 @@ SETTINGS = [
     Written("plan", ["--plan", "there"], {"plan": "there"}, Path("there")),
     Written("resume", ["--resume"], {"resume": True}, True),
     Written("accept_changes", ["--accept-changes"], {"accept_changes": True}, True),
+    Written("verify", ["--verify", "every=5"], {"verify": "every=5"}, "every=5"),
     Written("unchecked", ["--unchecked"], {"unchecked": True}, True),
     Written(
         "execution",
