@@ -61,6 +61,9 @@ class NotingHandle(ElasticHandle):
     def kill_worker(self, worker: int) -> None:
         self.killed.append(worker)
 
+    def corrupt(self, worker: int, what: str, *, once: bool, seed: int) -> None:
+        raise AssertionError("no fault of these tests is silent")
+
 
 def injector(text: str, clock: Clock, **more: object) -> tuple[Injector, list[tuple[int, int]]]:
     signals: list[tuple[int, int]] = []
