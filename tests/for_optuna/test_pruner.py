@@ -185,6 +185,7 @@ def test_a_trial_that_goes_on_elsewhere_comes_to_its_next_rung() -> None:
         Pruner(study, epochs=EPOCHS).report(trial, at(worst, epoch), epoch)
         other.estimates()
     assert other.estimates()[trial.number] == pytest.approx(at(worst, EPOCHS - 1), rel=1e-6)
+    assert other._schedule._trials[trial.number].rung == 1, "the second rung, at epoch 3"
 
 
 def test_a_diverged_trial_is_stopped_and_has_no_estimate() -> None:
