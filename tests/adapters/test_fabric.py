@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.soaked import soaked
+from tests.support import forked
 from tests.support.elastic_runs import Ran, Runs
 from tests.support.sessions import lone_session
 from torch import nn
@@ -30,7 +32,8 @@ NAMES = ("fabricated", "lightened")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     """As the one that tests share, but it has imported Lightning, which takes four seconds of a processor."""
-    with LocalCluster(capacity=3, preload=(*WARM, "lightning.pytorch")) as place:
+    # A server that is forked from this process may inherit a lock that one of its threads held: all workers then hang.
+    with forked.started_by(subprocess), LocalCluster(capacity=3, preload=(*WARM, "lightning.pytorch")) as place:
         yield place
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support import forked
 from tests.support.elastic_runs import Runs
 from tests.support.sessions import lone_session
 from torch.utils.data import SequentialSampler
@@ -24,7 +26,8 @@ PROGRAM = Program(Path(__file__).parent / "programs" / "hugging_disturbed.py")
 @pytest.fixture(scope="module")
 def warm() -> Iterator[LocalCluster]:
     """Workers that have imported the library: else each of them takes seconds to."""
-    with LocalCluster(capacity=3, preload=(*WARM, "elastune.adapters.transformers")) as place:
+    preload = (*WARM, "elastune.adapters.transformers")
+    with forked.started_by(subprocess), LocalCluster(capacity=3, preload=preload) as place:  # as in test_fabric.py
         yield place
 
 
