@@ -209,7 +209,7 @@ def main() -> int:
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS))
     parser.add_argument("--processes", type=int, default=1, help="studies at once, each in a process")
     parser.add_argument("--table", action="store_true", help="print --out as Markdown, comparing the first sampler")
-    parser.add_argument("--out", type=Path, default=RESULT, help="studies that it already tells of are not run again")
+    parser.add_argument("--out", type=Path, default=RESULT, help="studies that it already has are not run again")
     options = parser.parse_args()
     options.tables = ALL if "all" in options.tables else tuple(options.tables)
     if options.smoke:

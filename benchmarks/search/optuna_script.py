@@ -193,7 +193,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--processes", type=int, default=1, help="studies at once, each in a process")
     parser.add_argument("--table", action="store_true", help="print --out as Markdown; measures nothing")
-    parser.add_argument("--out", type=Path, default=RESULT, help="studies that it already tells of are not run again")
+    parser.add_argument("--out", type=Path, default=RESULT, help="studies that it already has are not run again")
     options = parser.parse_args()
     folder = options.data or Path(os.environ.get("ELASTUNE_DATA", "data")) / "hpo" / "lcbench"
     return ended(lambda: run(folder, options))

@@ -1,4 +1,4 @@
-"""A controller that is killed between a request of the page and its act: the page tells, and a resume does it."""
+"""A controller that is killed between a request of the page and its act: the page says so, and a resume does it."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def test_what_was_asked_before_a_death_is_told_and_done(tmp_path: Path) -> None:
     assert _do(folder, "stop", {"trial": 1}) == {"seen": False, "refused": ""}
 
     folder.advance()
-    told = folder.event(page)
-    assert told["state"] == "unfinished"
-    assert told["waits"] == ["nobody works on it: elastune resume goes on", "stop of trial 0"]
-    assert [(act["trial"], act["outcome"]) for act in told["acts"]] == [(0, "")]
+    shown = folder.event(page)
+    assert shown["state"] == "unfinished"
+    assert shown["waits"] == ["nobody works on it: elastune resume goes on", "stop of trial 0"]
+    assert [(act["trial"], act["outcome"]) for act in shown["acts"]] == [(0, "")]
 
     go.touch()
     subprocess.run([sys.executable, "-m", "elastune", "resume", str(out)], check=True, timeout=120)
     folder.advance()
-    told = folder.event(page)
-    assert told["waits"] == []
-    assert [(act["trial"], bool(act["outcome"])) for act in told["acts"]] == [(1, True), (0, True)]
+    shown = folder.event(page)
+    assert shown["waits"] == []
+    assert [(act["trial"], bool(act["outcome"])) for act in shown["acts"]] == [(1, True), (0, True)]
     ended = {each.trial: each for each in records(out, TrialFinished)}
     assert [ended[trial].state for trial in sorted(ended)] == ["infeasible", "infeasible", "complete"]
     assert all("the dashboard, " in ended[trial].reason for trial in (0, 1))

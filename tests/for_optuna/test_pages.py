@@ -34,9 +34,9 @@ def test_the_package_has_the_files_and_the_head_that_the_registry_asks_for() -> 
         *("LICENSE", "README.md", "__init__.py", "example.py", "requirements.txt"),
     }
     _, head, body = (PACKAGE / "README.md").read_text().split("---\n", 2)
-    told = yaml.safe_load(head)
-    assert {"author", "title", "description", "tags", "optuna_versions", "license"} <= told.keys()
-    assert told["license"] == "Apache-2.0"
+    fields = yaml.safe_load(head)
+    assert {"author", "title", "description", "tags", "optuna_versions", "license"} <= fields.keys()
+    assert fields["license"] == "Apache-2.0"
     assert [line for line in body.splitlines() if line.startswith("## ")][:4] == [
         *("## Abstract", "## APIs", "## Installation", "## Example"),
     ]

@@ -36,7 +36,7 @@ CLASSES = 3
 
 
 def unknown(code: str) -> set[str]:
-    """The names that a block uses before it makes them. No scopes are told apart, so this is the least."""
+    """The names that a block uses before it makes them. Scopes count as one, so this is the least."""
     nodes = list(ast.walk(ast.parse(code)))
     made: dict[str, float] = dict.fromkeys(vars(builtins), 0.0)
     used: dict[str, float] = {}

@@ -105,7 +105,7 @@ class Sampler(BaseSampler):
         estimates = self._estimates()
         trials = [trial for trial in study.get_trials(deepcopy=False) if trial.number != number]
         for trial in trials:
-            if trial.state.is_finished():  # told in another process
+            if trial.state.is_finished():  # ended in another process
                 self._proposals.pop((study.study_name, trial.number), None)
         objectives = objectives_of(study)
         history = self._history(study, objectives, trials, estimates)

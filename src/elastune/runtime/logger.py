@@ -23,7 +23,7 @@ from elastune.core import options
 from elastune.core.errors import UserError
 from elastune.core.plugins import EXTRAS, Plugins
 
-# --- what a logger is told ---
+# --- what a logger receives ---
 
 State = Literal["finished", "stopped", "failed"]
 """How a run has ended."""

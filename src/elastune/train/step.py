@@ -437,7 +437,7 @@ class TrainingLoop:
             with without_gradient(sync, kind):
                 transaction.redo(loss, verification.redone)
             return
-        # With verification the sum of losses tells all workers alike: the cause may be a worker that computes wrong.
+        # With verification the sum of losses is the same on all workers: the cause may be a worker that computes wrong.
         speaks = self._checks_loss and not verification.on and (sync.replica.apart or workers.comms.speaks)
         if speaks and not math.isfinite(value := loss.item()):  # a worker that does not speak has a stand-in
             raise Diverged(f"loss is {value} at step {step + 1}")

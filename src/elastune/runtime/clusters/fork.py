@@ -289,7 +289,7 @@ class ForkLauncher(Launcher):
     def mark(self, worker: Bootstrap) -> None:
         if (process := self._processes.get(worker)) is not None:
             self._capacity -= 1
-            self._marked |= {process.device} - {"cpu"}  # cores are not told apart
+            self._marked |= {process.device} - {"cpu"}  # cores have no names
 
     def fileno(self) -> int | None:
         return self._spawner.fileno() if self._spawner is not None else None

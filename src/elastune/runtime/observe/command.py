@@ -165,7 +165,7 @@ def _run(words: list[str], environment: dict[str, str], folder: Path, time_s: fl
     try:
         for line in messages:
             last = json.loads(line)
-    finally:  # after Ctrl-C, the end of its input tells the process to end the command
+    finally:  # after Ctrl-C, the end of its input makes the process end the command
         timer.cancel()
         timer.join()
         with suppress(OSError):

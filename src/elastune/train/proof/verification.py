@@ -148,9 +148,9 @@ class Verification:
 
     def due(self, step: int) -> bool:
         """Whether step ``step``, counted from 1, is verified."""
-        several = self._plan is not None and self._workers.size > 1
-        doubtful = step <= self._workers.doubted_until
-        return several and (doubtful or step % self._plan.every == 0)  # type: ignore[union-attr]
+        if self._plan is None or self._workers.size == 1:
+            return False
+        return step <= self._workers.doubted_until or step % self._plan.every == 0
 
     # -- a verified step ----------------------------------------------------------------------------------------------
 
