@@ -16,8 +16,9 @@ from elastune.dashboard.folders import FollowedFolder, Sent
 from elastune.dashboard.server import _do
 
 SCRIPT = """
-import pathlib, sys, time
+import pathlib, signal, sys, time
 
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a stop takes effect at "go", after the controller's death
 for epoch in (1, 2):
     print(f'{{"epoch": {epoch}, "accuracy": {epoch / 4 + float(sys.argv[1])}}}', flush=True)
     while not pathlib.Path(sys.argv[2]).exists():

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.support.studies import Telling, stopping_study
 
-from elastune.core.formatting import printable
-from elastune.report.export import FORMULA, to_csv, to_json
+from elastune.core.formatting import FORMULA, printable
+from elastune.report.export import to_csv, to_json
 from elastune.tuning.study.results import Study
 
 

@@ -117,6 +117,8 @@ def test_a_trial_pauses_goes_on_and_another_is_stopped(cluster: LocalCluster, tm
     done = [r.ask for r in found if isinstance(r, ActDone)]
     asked = [r for r in found if isinstance(r, ActAsked)]
     assert sorted(done) == sorted(r.ask for r in asked if not r.refused)
+    (stop,) = [r.ask for r in asked if r.act == "stop"]
+    assert [r.outcome for r in found if isinstance(r, ActDone) and r.ask == stop] == ["stopped"]
     assert not list((out / FOLDER).iterdir())
 
 

@@ -329,7 +329,8 @@ class StudyLoop:
     def _act_on(self, life: TrialSummary, act: ActAsked) -> str:
         """Do ``act`` with a trial, as far as it is possible now. Returns what came of it; "": it is not done yet."""
         if life.state == "over":
-            return "it had ended before"
+            by_this = life.finished is not None and life.finished.reason == _stopped_by(act)
+            return "stopped" if act.act == "stop" and by_this else "it had ended before"
         if act.act == "go_on":
             return f"it goes on with {life.workers} workers" if life.state == "running" else ""
         if life.number in self._pool.jobs:
@@ -354,7 +355,7 @@ class StudyLoop:
                 "infeasible",
                 metrics=life.metrics,
                 seconds=total_s,
-                reason=f"stopped by {act.by}",
+                reason=_stopped_by(act),
                 worker_seconds=total_worker_s,
                 cost=cost,
             )
@@ -531,6 +532,11 @@ class StudyLoop:
 
 
 # --- the state of the search ---
+
+
+def _stopped_by(act: ActAsked) -> str:
+    """The reason of a trial that ends because of ``act``."""
+    return f"stopped by {act.by}"
 
 
 class SearchState:

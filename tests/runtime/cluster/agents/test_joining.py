@@ -22,9 +22,9 @@ def test_an_agent_that_nobody_has_admitted_ends_at_once(tmp_path: Path, number: 
         where = f"127.0.0.1:{silent.getsockname()[1]}"
         join = ["agent", "--join", where, "--token-file", str(tmp_path / "token"), "--patience", "60s"]
         agent = elastune(*join, out=said, err=said)
-        silent.accept()[0].close()  # it has tried once, so it has begun
-    agent.send_signal(number)
-    began = time.monotonic()
-    assert agent.wait(LIMIT_S) == 75
+        with silent.accept()[0]:  # it has begun, and waits for an answer
+            agent.send_signal(number)
+            began = time.monotonic()
+            assert agent.wait(LIMIT_S) == 75
     assert time.monotonic() - began < 10.0, "it does not use up its patience"
     assert "asked to end before the controller" in (tmp_path / "said").read_text()
